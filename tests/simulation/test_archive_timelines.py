@@ -359,6 +359,33 @@ async def test_a_second_rescue_brings_back_what_only_the_timeline_before_has_arc
 
 
 @story
+async def test_a_second_rescue_asks_the_archive_for_a_replica_that_never_heard_of_the_first() -> None:
+    """The only copy is lost before the log opens again, and an older one comes back."""
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned = await c.own(settings=replace(SMALL, backup_seconds=10.0))
+        await under_load(c, owned, 10)
+        await c.all_hold(199)
+        c.storages["s1"].kill()
+        await under_load(c, owned, 20)
+        await asyncio.sleep(40)
+        acknowledged = c.storages["s0"].records()
+        c.storages["s2"].kill()
+        c.storages["s2"].lose_disk(seed=91)
+        first = await Hands(c).rescue()
+        c.storages["s0"].kill()
+        for name in ("s1", "s2"):
+            await c.storages[name].start()
+        assert first.mark == 599
+        assert c.replica("s1").lineage.current == FIRST
+        done = await Hands(c).rescue(without_archive=False)
+        assert done.mark == 599
+        await c.opened(owned, above=done.session)
+        await c.until(lambda: c.last_id("s1") == c.last_id("s2") == 599)
+        assert c.check_equal("s1", "s2") == acknowledged
+
+
+@story
 async def test_a_rescue_brings_back_the_tail_and_what_it_is_not_certain_of_has_to_be_the_same() -> None:
     store = FaultyStore()
     async with archiving(store) as c:

@@ -60,7 +60,7 @@ class Scene:
     fenced: int | None = None
     """Session that the answering storages have promised for this rescue; None before they are fenced."""
     archived: Mapping[str, int] = field(default_factory=dict)
-    """Storage → id up to which its archive proves the log of the timeline that ends."""
+    """Storage → id up to which its archive proves the log of the timeline that ends, on the timeline of its replica."""
 
     @property
     def begun(self) -> int:
@@ -122,7 +122,7 @@ class Scene:
             return True
         return self.meta is not None and self.meta.gave_up(status.session, status.certain) is not None
 
-    def _shared(self, status: ReplicaStatus) -> int:
+    def shared(self, status: ReplicaStatus) -> int:
         """Return the last id up to which the replica can be part of this log, by its timeline."""
         shared = self.lineage.shared_to(status.timeline)
         return EVERYTHING if shared is None else shared
@@ -132,7 +132,7 @@ class Scene:
         status = self.statuses[name]
         if self.is_given_up(name):
             return EMPTY
-        lineage = min(self._lineage(status), self._shared(status))
+        lineage = min(self._lineage(status), self.shared(status))
         if status.floor > lineage + 1:  # it was trimmed above the fork
             return EMPTY
         if status.is_sound:
@@ -162,12 +162,11 @@ class Scene:
     @property
     def taker(self) -> str | None:
         """Return the storage with the best copy, if it can take from the archive what no answering copy is proven to
-        hold. None if the archive proves no more than the copies, or no undamaged copy of the timeline answers."""
+        hold. None if the archive proves no more than the copies, or no undamaged copy of the log answers."""
         able = [
             name
             for name, last_id in self.archived.items()
             if last_id > self.mark and name in self.usable and self.statuses[name].is_sound
-            and self.statuses[name].timeline == self.lineage.current
         ]  # fmt: skip
         return max(able, key=lambda name: (self.archived[name], self.proven(name), name), default=None)
 
@@ -182,7 +181,7 @@ class Scene:
         meta = self.meta
         written = [] if meta is None else [meta.low_mark, meta.decision.mark if meta.decision is not None else EMPTY]
         claimed = [
-            min(max(one.low_mark, one.committed), self._shared(one))
+            min(max(one.low_mark, one.committed), self.shared(one))
             for name, one in self.statuses.items()
             if not self.is_given_up(name)
         ]

@@ -184,10 +184,11 @@ async def with_archive(daemons: Daemons, scene: Scene, found: ClusterSnapshot) -
     archive."""
     proven = dict[str, int]()
     for name, status in sorted(scene.statuses.items()):
-        if status.archives and status.timeline == scene.lineage.current:
+        if status.archives and status.timeline in scene.lineage:
             with suppress(WaltzError):  # its store is away, or is none of this cluster: another storage may reach it
                 async with daemons.admin(found.meta.key, found.storage(name).meta) as admin:
-                    proven[name] = await _archived_to(admin, scene.partition, Lineage(status.timelines))
+                    known = await _archived_to(admin, scene.partition, Lineage(status.timelines))
+                    proven[name] = min(known, scene.shared(status))
     return replace(scene, archived=proven)
 
 

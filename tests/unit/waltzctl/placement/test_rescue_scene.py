@@ -321,7 +321,7 @@ def newest_session_only(self: Scene) -> int:
     ("owner", "name", "wrong", "story"),
     [
         (Recovery, "_is_of_older_timeline", lambda *_: False, test_what_a_rescue_gave_up_never_comes_back_by_itself),
-        (Scene, "_shared", lambda *_: EVERYTHING, test_what_a_rescue_gave_up_never_comes_back_by_itself),
+        (Scene, "shared", lambda *_: EVERYTHING, test_what_a_rescue_gave_up_never_comes_back_by_itself),
         (
             Lineage,
             "__contains__",
