@@ -201,7 +201,11 @@ class Scene:
         """Return why there is nothing to rescue: what the owner will do by itself. Empty if the owner cannot."""
         meta = self.meta
         members = [name for name, role in self.roles.items() if role is Membership.MEMBER]
-        if meta is None or self.is_behind or not members or self.mark < self.committed:
+        if meta is None or self.is_behind or not members:
+            return ""
+        # A storage that the partition has left may hold the most: no owner asks it.
+        asked = [self.proven(name) for name in self.statuses if name in self.roles or name in meta.members]
+        if max(asked, default=EMPTY) < self.committed:
             return ""
         if sum(name in self.usable for name in members) < majority(len(members)):
             return ""  # decided or not: no majority could become level

@@ -221,6 +221,14 @@ def test_a_saved_decision_that_no_copy_at_hand_holds() -> None:
     assert saved_at(scene(decided, holds("A", 15))) == 12, "what the decision cut stays cut"
 
 
+def test_a_saved_decision_that_only_a_storage_without_a_place_holds() -> None:
+    decided = written(decision=Decision(mark=9, session=3))
+    found = scene(decided, holds("D", 9), blank="ABC")
+    assert found.by_itself == "", "no owner asks D"
+    assert saved_at(found) == 9
+    assert scene(decided, holds("A", 9), blank="BC").by_itself
+
+
 def test_what_a_rescue_gave_up_never_comes_back_by_itself() -> None:
     found = scene(written(), holds("A", 9))
     core = opened(found, found.statuses)
