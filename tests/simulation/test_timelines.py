@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.cell import SETTINGS, Cell, cell, story
-from tests.simulation.test_rescue import Hands
+from tests.simulation.test_rescue import Hands, undecided
 from waltzctl.placement.proof import Scene
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import WaltzError
@@ -98,6 +98,39 @@ async def test_two_storages_of_the_old_timeline_do_not_outvote_the_one_that_went
         await c.opened(owned)
         await c.until(lambda: c.last_id("s1") == c.last_id("s2") == 69)
         assert len(c.check_equal()) == 70
+
+
+@story
+async def test_a_new_disk_decides_the_vote_of_a_log_that_forked() -> None:
+    """Its replica never joined the session, so it may be filled from the only one that remembers all of it."""
+    async with cell() as c:
+        await undecided(c)
+        done = await Hands(c).rescue()
+        owned = c.owned_logs[0]
+        await c.opened(owned, above=done.session)
+        for name in ("s1", "s2"):
+            await c.storages[name].start()
+        await c.until(lambda: all(one.counts for one in owned.describe().replicas))
+        c.storages["s0"].kill()
+        owned.task.cancel()
+        await asyncio.gather(owned.task, return_exceptions=True)
+        owned = await c.own(2)
+        pipeline = await c.opened(owned)
+        last_id, session = pipeline.append(20), pipeline.session.session
+        while c.last_id("s1") < last_id:
+            await asyncio.sleep(0)
+        owned.task.cancel()
+        await asyncio.gather(owned.task, return_exceptions=True)
+        assert c.replica("s1").committed < last_id
+        c.storages["s2"].kill()
+        for number, name in enumerate(("s0", "s2")):
+            c.storages[name].lose_disk(seed=80 + number)
+            await c.storages[name].start()
+        later = await c.opened(await c.own(3), above=session)
+        assert later.session.low_mark == last_id
+        await later.committed(later.append(5))
+        await c.until(lambda: c.last_id("s0") == c.last_id("s2") == last_id + 5)
+        assert c.check_equal()
 
 
 @story

@@ -656,10 +656,13 @@ class Recovery:
             return Wait("the first session needs an answer from every assigned storage")
         if name not in self.meta.members or self.decide() is not None:
             return Wait("the closing mark is not saved yet")
-        if self._is_of_older_timeline(status):
-            return Wait("it holds the log of an older timeline, and has no vote")
         if not all(self.progress(other).was_tried for other in self.meta.members):
             return Wait("not every member was asked yet")
+        if self._is_of_older_timeline(status):
+            may_be_filled = name not in self.meta.joined or self._may_be_filled(name, status)
+            if may_be_filled and any(map(self.is_faithful, self.meta.joined)):
+                return self._going_over(status)  # a new replica, too: it is made with the first timeline
+            return Wait("it holds the log of an older timeline, and has no vote")
         if (
             status.is_sound
             and name in self.meta.joined
