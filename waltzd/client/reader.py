@@ -124,12 +124,13 @@ class Reader:
         key = (partition, query, reach, since, since and since.timeline)
         ask = partial(self._page, partition, query, reach=reach, since=since, timeout=None)
         question = self._questions.setdefault(key, SharedQuestion(ask))
-        seconds = self._seconds if timeout is None else timeout
         try:
-            async with asyncio.timeout(seconds):
+            if timeout is None:  # the question ends by itself
+                return await question.ask()
+            async with asyncio.timeout(timeout):
                 return await question.ask()
         except TimeoutError:
-            raise CannotConnect(f"partition {partition} did not answer FetchMarked in {seconds:g} seconds") from None
+            raise CannotConnect(f"partition {partition} did not answer FetchMarked in {timeout:g} seconds") from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

@@ -411,6 +411,7 @@ class Routes:
             seconds,
             lambda last: f"partition {partition} did not answer {what} in {seconds:g} seconds: {last}",
             partition,
+            is_first_short=self._places[partition].address is not None and self._call_seconds <= seconds,
         )
 
     async def ask_once(self, partition: int, what: str, call: Callable[[GroupPort], Awaitable[T]]) -> T:
@@ -479,13 +480,15 @@ async def _patiently(
     failed: Callable[[str], str],
     *identity: int,
     final: type[WaltzError] | tuple[type[WaltzError], ...] = (BeyondLog, Trimmed),
+    is_first_short: bool = False,
 ) -> T:
-    """Call `work` again for `seconds`, while that can help. `failed` makes the message of the last error. `final`
-    errors are not retried."""
+    """Make attempts for `seconds`, while that can help. `failed` makes the message of the last error. `final` errors are
+    not retried. `is_first_short`: the first attempt ends in time by itself, so it needs no timer."""
     count, last = 0, "there was not enough time to ask"
+    deadline = asyncio.get_running_loop().time() + seconds
     try:
-        async with asyncio.timeout(seconds):
-            while True:
+        while True:
+            async with asyncio.timeout_at(None if is_first_short and count == 0 else deadline):
                 try:
                     return await attempt()
                 except WaltzError as error:

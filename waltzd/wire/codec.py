@@ -20,6 +20,7 @@ import enum
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import NoneType
 from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 from uuid import UUID
@@ -168,6 +169,7 @@ LOCK_ROWS_MAX = 10_000_000
 """Largest number of records in one answer about locks; a larger claim is rejected before memory is allocated for it."""
 
 
+@lru_cache(16)
 def key_of(raw: bytes) -> UUID:
     return uuid_of(raw, "a cluster key")
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import struct
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -52,6 +51,7 @@ class FramedCalls:
         self._known = FRAMED_CALLS[:known]
         self._number = 0
         self._room = asyncio.Semaphore(CALLS_MAX)
+        self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, asyncio.Future[Buffer]] = {}
         """Futures of the calls under way, by number."""
         connection.hear(Kind.REPLY, self._take)
@@ -78,25 +78,31 @@ class FramedCalls:
 
     async def ask(self, call: Call[Any], request: Any, seconds: float) -> Any:
         """Make a call; return the message of its reply. Raise the error of the server, or `CannotConnect`."""
-        try:
-            async with asyncio.timeout(seconds), self._room:
-                content = await self._answer(call, request)
-        except TimeoutError:
-            raise CannotConnect(f"{self._address} did not answer {call.name} within {seconds:g} seconds") from None
+        async with self._room:
+            content = await self._answer(call, request, seconds)
         try:
             return call.reply.FromString(bytes(content))
         except DecodeError:
             raise BadFrame(f"{self._address} answered {call.name} with a malformed message") from None
 
-    async def _answer(self, call: Call[Any], request: Any) -> Buffer:
-        number = self._number = self._number % NUMBER_MAX + 1
-        reply: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
+    async def _answer(self, call: Call[Any], request: Any, seconds: float) -> Buffer:
+        number, loop = self._number % NUMBER_MAX + 1, self._loop
+        self._number = number
+        reply: asyncio.Future[Buffer] = loop.create_future()
         self._waiting[number] = reply
+
+        def give_up() -> None:
+            if not reply.done():
+                reply.set_exception(CannotConnect(f"{self._address} did not answer {call.name} within {seconds:g} seconds"))
+
+        alarm = loop.call_later(seconds, give_up)  # a quarter of what `asyncio.timeout` costs
         try:
             head = REQUEST_HEAD.pack(number, FRAMED_CALLS.index(call))
-            await self._connection.send(Kind.REQUEST, (head, request.SerializeToString()))
+            parts = head, request.SerializeToString()
+            await self._connection.send(Kind.REQUEST, parts, gather=len(self._waiting) > 1)
             return await reply
         finally:
+            alarm.cancel()
             del self._waiting[number]
 
     def _take(self, content: Buffer) -> None:
@@ -200,7 +206,7 @@ class CallConnection:
                 parts = (REPLY_HEAD.pack(number, True), packed_error(error))
             del content  # the caller may read its reply late
             with suppress(CannotConnect):  # the caller has gone
-                await self._connection.send(Kind.REPLY, parts)
+                await self._connection.send(Kind.REPLY, parts, gather=len(self._running) > 1)
 
     async def _reply(self, code: int, raw: bytes, sent: ExitStack) -> bytes:
         """Return the reply to a call. `sent`: is closed once it has been sent."""
@@ -214,6 +220,6 @@ class CallConnection:
             if isinstance(request, WaltzError):
                 raise request
             heard.request = request
-            heard.reply = call.pack(await answered(self._host, call, request, replace(self._origin, sent=sent)))
+            heard.reply = call.pack(await answered(self._host, call, request, Origin(caller, sent=sent)))
             found: bytes = heard.reply.SerializeToString()
             return found

@@ -344,7 +344,7 @@ def test_requests_of_a_caller_that_takes_no_replies_are_not_kept() -> None:
         def admit(self, bytes_max: int) -> None:
             assert bytes_max == REQUEST_MAX
 
-        async def send(self, kind: Kind, _parts: Any) -> None:
+        async def send(self, kind: Kind, _parts: Any, *, gather: bool = False) -> None:
             if kind is Kind.REPLY:
                 self.replies += 1
                 await asyncio.Event().wait()

@@ -22,7 +22,17 @@ from waltzd.format.batch import Batch, why_wrong
 from waltzd.format.record import encode_payloads
 from waltzd.protocol.peers import Contact
 from waltzd.wire.codec import packed_error, unpacked_error
-from waltzd.wire.frames import FRAME_COST, HEAD, QUIET_SECONDS, SMALL_BYTES, START_BYTES, WAITING_MAX, Connection, Kind
+from waltzd.wire.frames import (
+    FRAME_COST,
+    GATHERED_MAX,
+    HEAD,
+    QUIET_SECONDS,
+    SMALL_BYTES,
+    START_BYTES,
+    WAITING_MAX,
+    Connection,
+    Kind,
+)
 from waltzd.wire.streams import Hello, batches_of, batches_parts, mark_bytes, mark_of, records_of, records_parts
 
 BYTES_MAX = 4 << 20
@@ -278,6 +288,24 @@ def test_who_sends_waits_while_the_connection_is_full() -> None:
         connection.lose(CannotConnect("it went away"))
         with pytest.raises(CannotConnect, match="it went away"):
             await sending
+
+    run(check())
+
+
+def test_gathered_frames_are_written_together_and_none_is_left_behind() -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        frames = [(Kind.REPLY, bytes([number])) for number in range(GATHERED_MAX + 3)]
+        for kind, content in frames[:-1]:
+            await connection.send(kind, (content,), gather=True)
+        assert wire.written == spelled(frames[:GATHERED_MAX])
+        await asyncio.sleep(0)
+        assert wire.written == spelled(frames[:-1])
+        await connection.send(Kind.REPLY, (frames[-1][1],), gather=True)
+        connection.close()
+        assert wire.written == spelled(frames), "what was sent leaves before the connection is closed"
+        await asyncio.sleep(0)
+        assert wire.written == spelled(frames)
 
     run(check())
 
