@@ -81,6 +81,8 @@ class LockQuery:
 
     def within(self, first_id: int, last_id: int) -> LockQuery:
         """Return the query, limited to the ids from `first_id` to `last_id`."""
+        if first_id <= self.first_id and self.last_id <= last_id:
+            return self
         return replace(self, first_id=max(first_id, self.first_id), last_id=min(last_id, self.last_id))
 
     def after(self, part: LockMarks) -> LockQuery:
@@ -89,6 +91,11 @@ class LockQuery:
         if self.newest_first:
             return replace(self, last_id=part.through - 1, limit=left)
         return replace(self, first_id=part.through + 1, limit=left)
+
+    def is_answered_by(self, part: LockMarks) -> bool:
+        """Return whether nothing follows `part`, which answers the start of this question."""
+        is_whole = part.through <= self.first_id if self.newest_first else part.through >= self.last_id
+        return is_whole or len(part.ids) >= self.limit
 
     @property
     def is_done(self) -> bool:

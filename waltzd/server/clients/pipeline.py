@@ -809,7 +809,7 @@ class Pipeline:
         is_begun = False
         try:
             while not rest.is_done:
-                part = self._find_recent(rest) or self._older.find(rest)
+                part = self._find_in_memory(rest)
                 if part is None:
                     older = rest.within(0, self._recent.first_id - 1) if self._recent.next_id > end else rest
                     async with asyncio.timeout_at(until if is_begun else None):
@@ -822,12 +822,36 @@ class Pipeline:
         finally:
             if usage is not None:
                 self.capacity.leave(usage)
-        if query.first_id == 0 and not query.newest_first and through == end and len(ids) < query.limit:
-            self._older.learn(query.lock, end, ids)
+        self._note_whole(query, end, through, ids)
         return LockMarks(ids=tuple(ids), through=through), end
+
+    def _note_whole(self, query: LockQuery, end: int, through: int, ids: list[int]) -> None:
+        """Keep an answer that has all marks of a lock, unless all of the log is in memory."""
+        is_whole = query.first_id == 0 and not query.newest_first and through == end and len(ids) < query.limit
+        if is_whole and self._recent.first_id > 0:
+            self._older.learn(query.lock, end, ids)
 
     def _needs_batches(self) -> NeedsBatches:
         return NeedsBatches(f"partition {self.session.partition} writes format 0, which keeps no locks")
+
+    def _answer_from_memory(self, query: LockQuery) -> LockMarks | None:
+        """Return the whole answer to a query of committed ids; None if a part of it is not in memory."""
+        rest, ids = query, list[int]()
+        while (part := self._find_in_memory(rest)) is not None:
+            ids += part.ids
+            if rest.is_answered_by(part):
+                return LockMarks(ids=tuple(ids), through=part.through)
+            rest = rest.after(part)
+        return None
+
+    def _find_in_memory(self, query: LockQuery) -> LockMarks | None:
+        """Return an answer to the start of a query of committed ids from memory; None if its next id is not there. Above
+        its newest mark in the lock table a lock has none."""
+        newest = self._locks.newest_mark(query.lock)
+        if query.next_id > newest:
+            through = max(query.first_id, newest + 1) if query.newest_first else query.last_id
+            return LockMarks(ids=(), through=through)
+        return self._find_recent(query) or self._older.find(query)
 
     def _find_recent(self, query: LockQuery) -> LockMarks | None:
         """Return an answer to the start of a query of committed ids from memory; None if its next id is not there."""
@@ -884,11 +908,12 @@ class Pipeline:
         older: list[LockQuery] = []
         for lock in dict.fromkeys(lock for group in query.groups for lock in group):
             one = replace(asked, lock=lock)
-            part = self._find_recent(one)
-            if part is None or not one.after(part).is_done:
+            part = self._answer_from_memory(one)
+            if part is None:
                 older.append(one)
             else:
                 marks[lock] = part
+                self._note_whole(one, end, part.through, list(part.ids))
         if len(older) == 1:
             marks[older[0].lock], _ = await self.find_marks(older[0])
         elif older:

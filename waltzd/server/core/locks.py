@@ -261,10 +261,13 @@ class LockTable:
     def explain(self, lock: int, committed: int) -> tuple[int, Reason]:
         """Return the mark that a client's mark is compared with, and the reason why a client with a lower mark is
         refused."""
-        mark = self._marked.get(lock)
-        if mark is None:
-            mark = self._highest_mark(lock)
+        mark = self.newest_mark(lock)
         return mark, self._reason(lock, mark, committed)
+
+    def newest_mark(self, lock: int) -> int:
+        """Return an id above which the lock was not marked."""
+        mark = self._marked.get(lock)
+        return self._highest_mark(lock) if mark is None else mark
 
     def check(self) -> None:
         """Assert that the table is bounded, and that its floor is not above any mark in it."""

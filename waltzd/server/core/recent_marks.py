@@ -160,6 +160,8 @@ def join_marks(groups: Sequence[Sequence[int]], marks: Mapping[int, LockMarks], 
     def is_within(id_: int, found: LockMarks) -> bool:
         return id_ >= found.through if newest_first else id_ <= found.through
 
+    if len(groups) == 1 and len(groups[0]) == 1:
+        return marks[groups[0][0]]
     joined: dict[int, None] = {}
     ends: list[int] = []
     for group in groups:

@@ -126,6 +126,33 @@ def test_what_is_in_memory_is_not_asked_of_a_storage() -> None:
     with_cluster(story, partitions=2)
 
 
+def test_a_lock_that_nobody_has_marked_is_not_asked_of_a_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_marks, "BLOCK_MARKS", 4)
+    monkeypatch.setattr(recent_marks, "BLOCKS_MAX", 1)
+
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        log = await append_marked(client, 40, random.Random(3))
+        pipeline = next(one for one in pipelines_of(cluster) if one.committed == 39)
+        await read(client, [LOCKS])
+        assert pipeline._recent.first_id > 0, "the index in memory begins later than the log"
+
+        async def find_marks(query: LockQuery, turns: asyncio.Semaphore) -> Any:
+            raise AssertionError("a storage was asked")
+
+        pipeline.session.find_marks = find_marks  # type: ignore[method-assign]
+        new = Lock("account", 99)
+        for newest_first in (False, True):
+            assert await read(client, [[new.hash]], newest_first=newest_first) == ([], 39)
+        assert (await client.history(new, partition=1)).ids == ()
+        for number in range(40, 50):  # more than the index holds
+            await client.append(b"%d" % number, partition=1, locks=[new], position=number - 1)
+            log.append({new.hash})
+            assert (await read(client, [[new.hash]]))[0] == right(log, [[new.hash]], -1, False)
+        assert (await client.history(new, partition=1)).ids == tuple(range(40, 50))
+
+    with_cluster(story, partitions=2)
+
+
 def test_the_next_owner_and_a_server_of_an_older_version_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fetch_marked(self: ServerPort, *_: Any, **__: Any) -> MarkedPage:
         raise WrongPeer("the other side does not know this call")
@@ -326,7 +353,7 @@ def test_a_look_up_that_fails_ends_the_others_of_its_question(monkeypatch: pytes
                 ended.append(query.lock)
 
         for pipeline in [one for one in pipelines_of(cluster) if one.session.partition == 1]:
-            monkeypatch.setattr(pipeline, "_find_recent", lambda query: None)
+            monkeypatch.setattr(pipeline, "_find_in_memory", lambda query: None)
             monkeypatch.setattr(pipeline.session, "find_marks", find_marks)
             query = MarkedQuery(groups=tuple((lock,) for lock in LOCKS[::-1]), first_id=0, limit=1)
             with pytest.raises(NotReady):

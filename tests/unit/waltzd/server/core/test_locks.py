@@ -92,6 +92,9 @@ def test_never_lenient_and_exact_within_the_window(size: int, low_mark: int, bat
             known = [twin.last(one) if one in window else None for one in checked]
             assert conflict_id == max(mark_ if mark_ is not None else conflict_id_of(twin, size) for mark_ in known)
         assert table.floor == conflict_id_of(twin, size)
+        for lock in range(10):
+            last = -1 if (last := twin.last(lock)) is None else last
+            assert table.newest_mark(lock) == (last if lock in twin.newest(size) else table.floor) >= last
         assert table.floor >= floor_before
         assert len(table) <= size
 
