@@ -23,7 +23,7 @@ import json
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
@@ -41,6 +41,7 @@ from waltzd.protocol.locks import (
     Reason,
     Rejected,
     append_lock,
+    lock_hash,
     read_lock,
     write_lock,
 )
@@ -65,6 +66,8 @@ CONDITION_LOCKS_MAX = 500
 """Limit of the READ locks of a condition. A condition that needs more is checked by one lock, which each event marks."""
 PAGE_EVENTS = 500
 """Events that are fetched at once."""
+HEADS_KEPT, HEAD_KEPT_BYTES = 4096, 256
+"""How many decoded heads of payloads are kept, and the largest of them. The events of a boundary have equal ones."""
 _MAGIC = b'{"dcb":1,'
 """Beginning of each payload. Other transactions of the partition are no events."""
 
@@ -208,13 +211,27 @@ def _decode(payload: bytes) -> Event | None:
     if not payload.startswith(_MAGIC):
         return None
     head, _, data = payload.partition(b"\n")
+    found = _kept_head(head) if len(head) <= HEAD_KEPT_BYTES else _decode_head(head)
+    if found is None:
+        return None
+    event = object.__new__(Event)  # its type and tags are those of `found`, which were checked
+    event.__dict__.update(type=found.type, data=data, tags=found.tags)
+    return event
+
+
+def _decode_head(head: bytes) -> Event | None:
+    """Return an event without data that has the type and the tags of a payload; None if they are none."""
     try:
         fields = json.loads(head)
-        return Event(fields["type"], data, fields["tags"])
+        return Event(fields["type"], b"", fields["tags"])
     except (ValueError, KeyError, TypeError, BadArgument):  # another program wrote it
         return None
 
 
+_kept_head = lru_cache(HEADS_KEPT)(_decode_head)
+
+
+@lru_cache(1 << 14)
 def _lock_id(type: str | None, tag: str | None) -> str:
     """Return the id of the lock of a type, or None for any type, and a tag, or None for no tag."""
     return json.dumps([type, tag], ensure_ascii=False)
@@ -319,9 +336,9 @@ class EventStore:
         committed."""
         client, name = self._client, self._name
         client._check_reading(self.partition)
-        groups = [tuple(append_lock(name, one).hash for one in group) for group in _candidates(query)]
+        groups = [tuple(lock_hash(name, one) for one in group) for group in _candidates(query)]
         if sum(map(len, groups)) > MARKED_LOCKS_MAX:
-            groups = [(append_lock(name, _lock_id(None, None)).hash,)]
+            groups = [(lock_hash(name, _lock_id(None, None)),)]
         pages = client._reader.marked(
             self.partition,
             groups,
@@ -337,7 +354,7 @@ class EventStore:
                 found = [(id_, _decode(payload)) for id_, payload in transactions]
                 yield (
                     [
-                        SequencedEvent(event, _position_of(Position(id_, end.timeline)))
+                        SequencedEvent(event, Position(id_ + 1, end.timeline))
                         for id_, event in found
                         if event is not None and query.matches(event)
                     ],
@@ -405,10 +422,10 @@ class EventStore:
         self, payloads: list[bytes], marks: list[list[str]], reads: list[str], position: int | None, seconds: float
     ) -> AppendOutcome:
         name, checked = self._name, dict.fromkeys(reads)
-        locks: list[list[Lock]] = [[append_lock(name, one) for one in each] for each in marks]
         own = dict.fromkeys(marks[0])
-        locks[0] = [write_lock(name, one) if one in checked else append_lock(name, one) for one in own]
-        locks[0] += [read_lock(name, one) for one in checked if one not in own]
+        first = [write_lock(name, one) if one in checked else append_lock(name, one) for one in own]
+        first += [read_lock(name, one) for one in checked if one not in own]
+        locks: list[list[Lock]] = [first, *([append_lock(name, one) for one in each] for each in marks[1:])]
         if seconds <= 0:
             raise NotSent("the time of the append was over before it was sent", partition=self.partition)
         if len(payloads) == 1:
