@@ -359,6 +359,38 @@ async def test_a_second_rescue_brings_back_what_only_the_timeline_before_has_arc
 
 
 @story
+async def test_a_second_rescue_takes_nothing_that_the_first_has_given_up() -> None:
+    """The archive has more of the timeline that was ended than the log shares with it, and nothing of the new one."""
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned = await c.own(settings=replace(SMALL, backup_seconds=10.0))
+        await under_load(c, owned, 10)
+        c.storages["s0"].kill()
+        await under_load(c, owned, 20)
+        await asyncio.sleep(40)
+        for n, name in enumerate(("s1", "s2")):
+            await c.restart(name, empty_disk=91 + n)
+            c.storages[name].kill()
+        store.faults = Faults(refused=100)
+        await c.storages["s0"].start()
+        first = await Hands(c).rescue()
+        assert first.mark == 199
+        pipeline = await c.opened(owned, above=first.session)
+        await pipeline.committed(pipeline.append(20))
+        acknowledged = c.storages["s0"].records()
+        for name in ("s1", "s2"):
+            await c.storages[name].start()
+        await c.until(lambda: c.last_id("s1") == c.last_id("s2") == 219)
+        for name in ("s0", "s1"):
+            c.storages[name].kill()
+        store.faults = Faults()
+        done = await Hands(c).rescue(without_archive=False)
+        assert done.mark == 219
+        await c.opened(owned, above=done.session)
+        assert c.storages["s2"].records() == acknowledged
+
+
+@story
 async def test_a_second_rescue_asks_the_archive_for_a_replica_that_never_heard_of_the_first() -> None:
     """The only copy is lost before the log opens again, and an older one comes back."""
     store = FaultyStore()
