@@ -204,7 +204,7 @@ class Silent(Connection):
         self.sent: list[Kind] = []
         self._leaves = leaves
 
-    async def send(self, kind: Kind, parts: Any = ()) -> None:
+    async def send(self, kind: Kind, parts: Any = (), *, gather: bool = False) -> None:
         self.sent.append(kind)
 
     async def receive(self) -> tuple[Kind, bytes]:
