@@ -21,7 +21,7 @@ def _wrongs(h: GroupHistory, p: int) -> Iterator[tuple[str, int, str]]:
     changes = [one for one in h.changed if one.partition == p]
     standing = h.standings.get(p)
     parked = standing.parked if standing else {}
-    stopped = standing.stopped if standing else ""
+    stopped, is_removed = (standing.stopped, standing.is_removed) if standing else ("", False)
     floor = standing.floor if standing else max(log, default=-1)
     resets = [one for one in changes if one.verb == "reset" and one.epoch]
     unsure = [one for one in changes if one.verb == "reset" and not one.epoch]
@@ -46,6 +46,9 @@ def _wrongs(h: GroupHistory, p: int) -> Iterator[tuple[str, int, str]]:
 
     def may_count(word: Said) -> bool:
         return word.answer not in ("late", "unknown", "old")
+
+    def was_done(id: int) -> bool:
+        return any(word.id == id and word.verb == "ack" and word.answer in ("taken", "done") for word in words)
 
     def given_again(word: Said) -> bool:
         return any(one.id == word.id and one.epoch == word.epoch and one.tag > word.tag for one in given)
@@ -107,6 +110,7 @@ def _wrongs(h: GroupHistory, p: int) -> Iterator[tuple[str, int, str]]:
                 pulled = ordered and (
                     replayed(one)
                     or any(id < one.id for id in parked)
+                    or (is_removed and parks and any(o.id < one.id and not was_done(o.id) for o in given))
                     or any(c.verb in ("replay", "discard") and any(id < one.id for id in c.ids) for c in changes)
                     or any(o.epoch == one.epoch and word.tag < o.tag <= one.tag and o.id < one.id for o in given)
                 )
@@ -153,7 +157,7 @@ def _wrongs(h: GroupHistory, p: int) -> Iterator[tuple[str, int, str]]:
             )
             shown = (
                 not parks
-                or one.epoch == newest
+                or (one.epoch == newest and not is_removed)
                 or any(other.id == id and other.epoch == one.epoch and other.tag > one.tag for other in given)
                 or any(
                     word.id == id and word.epoch == one.epoch and word.answer == "taken" and word.at > one.at

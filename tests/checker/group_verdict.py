@@ -181,13 +181,20 @@ class _Place:
 
     def _comes_back(self, word: Said, delivery: Delivered) -> bool:
         """In an ordered group everything behind one that failed is given out again, after that one. That one may
-        have been parked before anybody was given it; and what was replayed does not stand where its id says."""
+        have been parked before anybody was given it, or while nobody noticed it in a group that was removed later; and
+        what was replayed does not stand where its id says."""
         if self.is_ordered and (self._is_replayed(delivery) or any(id < delivery.id for id in self.aside)):
+            return True
+        is_removed = self.parks and self.standing is not None and self.standing.is_removed
+        if self.is_ordered and is_removed and any(id < delivery.id and not self._is_done(id) for id in self.by_id):
             return True
         return self.is_ordered and any(
             one.epoch == word.epoch and word.tag < one.tag <= delivery.tag and one.id < delivery.id
             for one in self.delivered
         )
+
+    def _is_done(self, id: int) -> bool:
+        return any(one.verb == "ack" and one.answer in ("taken", "done") for one in self.words.get(id, ()))
 
     def _kept(self, word: Said) -> Iterator[Finding]:
         kind = "kept and given out" if word.is_kept else "forgotten"

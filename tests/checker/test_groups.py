@@ -209,6 +209,22 @@ def test_what_may_be_is_not_found_wrong(name: str) -> None:
     assert judge_group(history).findings == (), str(judge_group(history))
 
 
+def test_an_ordered_group_that_was_removed_may_have_parked_what_nobody_answered() -> None:
+    """Everything behind what is parked is given out again, and nobody can ask any more what was parked."""
+    history = GroupHistory(Mode.ORDERED, log={0: {id: Written(f"t{id}") for id in range(2)}})
+    give(history, 1, "ann.1", 1, 1, 0)
+    give(history, 2, "ann.1", 1, 2, 1)
+    say(history, 3, "ann.1", 1, 2, 1)
+    give(history, 9, "bob.1", 1, 7, 1)
+    history.standings[0] = Standing(-1, "it was removed", is_removed=True)
+    assert judge_group(history).is_sound
+    assert judge_group_slowly(history) == set()
+    say(history, 4, "ann.1", 1, 1, 0)
+    found = judge_group(history).findings
+    assert [one.kind for one in found] == ["settled and given out"], "nothing in front of it was left open"
+    assert set(found) == judge_group_slowly(history)
+
+
 @pytest.mark.parametrize("mode", list(Mode))
 def test_sound_histories_are_sound(mode: Mode) -> None:
     for seed in range(40):
@@ -262,6 +278,7 @@ def damaged(draw: st.DrawFn) -> GroupHistory:
                 history.changed.append(Changed(draw(times), "reset", 0, (), draw(small), None, draw(st.integers(0, 3))))
             case _:
                 standing = history.standings[0]
+                standing.is_removed = draw(st.booleans())
                 standing.floor, standing.stopped = draw(small), draw(st.sampled_from(["", "it failed"]))
     return history
 
