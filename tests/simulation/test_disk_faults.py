@@ -8,14 +8,26 @@ themselves when there is room.
 from __future__ import annotations
 
 import random
+from contextlib import closing
 
 import pytest
 
-from tests.simulation.sample import ROOT, blank_disk, expected, open_directory, records_of, run_for, segment_path, served
+from tests.simulation.sample import (
+    ROOT,
+    begin,
+    blank_disk,
+    expected,
+    open_directory,
+    records_of,
+    run_for,
+    segment_path,
+    served,
+)
 from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import DiskFull, FlushFailed
-from waltzd.format.layout import RESERVE_NAME
+from waltzd.format.finding import Code
+from waltzd.format.layout import HEADER_BYTES, RESERVE_NAME
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 
@@ -339,3 +351,28 @@ def test_an_index_that_cannot_be_made_again_on_a_full_disk_leaves_nothing_behind
     assert not [entry for entry in disk.list(f"{ROOT}/0") if entry.name.endswith(".new")]
     disk.capacity_bytes += room
     assert records_of(work.partition.read_examined(0, 0, 1000)) == SENT[:1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_log_that_is_short_is_written_again_before_it_is_acknowledged(seed: int) -> None:
+    """A replica that has lost its end takes it from the owner again. When the flush of that fails, the cache shows to the
+    next process what the disk never got."""
+    disk = blank_disk(seed)
+    directory = open_directory(disk, segment_bytes=1 << 20)
+    partition = begin(directory, 0, records=10)
+    directory.close()
+    with closing(disk.open(segment_path(0, 0), write=True)) as file:
+        file.truncate(HEADER_BYTES + len(run_for(0, 0, 6).data))
+        file.flush()
+    partition = open_directory(disk, segment_bytes=1 << 20).partition(0)
+    partition.open_session(2)
+    disk.observer = lambda kind, path: disk.faults.update({disk.steps: Fault.IO_ERROR} if kind == "flush" else {})
+    with pytest.raises(FlushFailed):
+        partition.append(2, [run_for(0, 6, 2)], -1)
+    disk.observer, disk.faults = None, {}
+    disk.kill()
+    partition = open_directory(disk, segment_bytes=1 << 20).partition(0)
+    assert partition.open_session(3).findings[0].code is Code.SHORT_LOG
+    acknowledged = partition.append(3, [run_for(0, 6, 2)], -1)
+    disk.power_cut()
+    assert open_directory(disk, segment_bytes=1 << 20).partition(0).last_id == acknowledged == 7

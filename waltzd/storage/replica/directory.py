@@ -178,8 +178,8 @@ class _Opening:
             self._context.complain(finding)
         if damage.short is not None or last.is_end_lost:
             self._renew("it has lost the end of its log")
-        if not damage and last.segment is not None:
-            self._settle(last.segment, len(first_ids))
+        if last.segment is not None:
+            self._settle(last.segment, len(first_ids), is_whole=not damage)
         self._hard_state.make_anew(**self._changes)
         segments = SegmentList(self._context, first_ids=first_ids, active=last.segment)
         for finding in findings:
@@ -331,16 +331,20 @@ class _Opening:
             segment.goes_on(found.end_of_log, has_footer=found.footer is not None)
         return _Found(segment, findings, start_id, tail is Tail.DAMAGED or found.next_id <= self._floor)
 
-    def _settle(self, segment: Segment, segments: int) -> None:
-        """Flush everything that the cache shows, and record that in the hard state."""
+    def _settle(self, segment: Segment, segments: int, *, is_whole: bool) -> None:
+        """Flush everything that the cache shows, and record that in the hard state.
+
+        A replica with damage keeps its marks, which say what it once had. They do not say what of it is on the disk now: a
+        log that was short may have been written again below them. So all of its last segment is written again."""
         hard_state = self._hard_state.value
         if not hard_state.is_clean:
             # Names too: a process that was killed may have left some that only the cache knows.
             self._disk.flush_directory(self._directory)
             known = hard_state.durable if hard_state.newest == segment.first_id else NO_MARK
-            segment.write_again(segment.start_of(max(known + 1, segment.first_id)))
-        segment.index.flush()
-        self._changes |= {"durable": segment.next_id - 1, "newest": segment.first_id, "segments": segments}
+            segment.write_again(segment.start_of(max(known + 1, segment.first_id)) if is_whole else 0)
+        if is_whole:
+            segment.index.flush()
+            self._changes |= {"durable": segment.next_id - 1, "newest": segment.first_id, "segments": segments}
 
 
 _ZEROS = bytes(1 << 16)
