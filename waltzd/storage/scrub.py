@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from waltzd.disk.seam import Disk, join, read_whole
 from waltzd.errors import WaltzError
-from waltzd.errors.operations import FlushFailed
+from waltzd.errors.operations import FlushFailed, PathMissing
 from waltzd.format.finding import Finding
 from waltzd.format.layout import NEW_SUFFIX, SCRUB_NAME, segment_name
 from waltzd.protocol.descriptions import ScrubStatus
@@ -169,7 +169,10 @@ class Scrub:
         found: list[Sealed] = []
         for partition in self._replicas.directory.partitions():
             known = partition.status().damaged_segments
-            sizes = {entry.name: entry.size for entry in self._disk.list(partition.directory)}
+            try:
+                sizes = {entry.name: entry.size for entry in self._disk.list(partition.directory)}
+            except PathMissing:  # the replica was removed meanwhile
+                continue
             found += [
                 Sealed(partition.number, first_id, last_id + 1, sizes.get(segment_name(first_id), 0))
                 for first_id, last_id in partition.sealed_segments()

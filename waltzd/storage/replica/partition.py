@@ -655,8 +655,11 @@ class Partition:
         return list(self._keys.unwritten)
 
     def missing_keys(self) -> list[int]:
-        """Return the first ids of sealed segments of format 1 without a key index."""
-        return self._keys.missing()
+        """Return the first ids of sealed segments of format 1 without a key index; none if the replica was removed."""
+        try:
+            return self._keys.missing()
+        except PathMissing:
+            return []
 
     def segment_bytes(self, first_id: int) -> int:
         """Return the size of a segment file; 0 if there is none any more."""

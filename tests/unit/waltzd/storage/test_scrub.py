@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import pytest
 
+from tests.simulation.sample import begin
+from tests.unit.keeping import begun
 from tests.unit.waltzd.storage.replica import test_key_indexes
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors.operations import FlushFailed, ReadFailed
@@ -22,6 +24,7 @@ from waltzd.storage.scrub import (
     STATE_BYTES_MAX,
     KeyIndexer,
     Round,
+    Scrub,
     Sealed,
     kept,
     pause_seconds,
@@ -203,3 +206,18 @@ def test_an_index_that_fails_costs_no_question_its_answer() -> None:
 
     one.write_key = fail  # type: ignore[method-assign]
     asyncio.run(indexer_of(one).index_missed(cast(Any, one)))
+
+
+def test_a_replica_that_is_removed_between_two_looks_ends_nothing() -> None:
+    """Both look at one replica after the other, and wait for the thread in between: a replica that was moved away meanwhile
+    has no directory any more. That ended the storage."""
+    disk, directory, partition = begun(20)
+    other = begin(directory, 1, records=20)
+    replicas: Any = SimpleNamespace(
+        directory=SimpleNamespace(path=directory.path, partitions=lambda: [partition, other]), queue_of=lambda number: None
+    )
+    directory.remove_partition(0, delete_files=True)
+    assert asyncio.run(KeyIndexer(replicas, run, cast(Any, run)).step()) == INDEX_SECONDS
+    scrub = Scrub(replicas, disk, run, period_seconds=WEEK, clock=disk.now_ms)
+    assert asyncio.run(scrub.step()) > 0
+    assert scrub.round.partition == 1
