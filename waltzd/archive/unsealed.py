@@ -355,7 +355,7 @@ class UnsealedWriter:
         taken = {slot.slot for slot in kept}
         """Slots that must not be overwritten: `tail.json` lists them, and no manifest has their ids."""
         tags = dict(stored.tags)
-        for piece in self._pieces(kept, reached, last, read):
+        for piece in self._pieces(kept, since, reached, last, read):
             slot = next(slot for slot in range(2 * SLOTS_MAX) if slot not in taken)
             data = b"".join((*piece.parts, self._fresh_id().bytes))
             tags[slot] = self._put(stored, slot, data)
@@ -374,14 +374,15 @@ class UnsealedWriter:
         self._publish(said)
         return said
 
-    def _pieces(self, kept: list[Slot], reached: int, last: int, read: Read) -> Iterator[_Piece]:
-        """Yield the records after `reached`, in pieces for one slot each. Slots that are merged are removed from `kept`."""
+    def _pieces(self, kept: list[Slot], since: int, reached: int, last: int, read: Read) -> Iterator[_Piece]:
+        """Yield the records after `reached`, in pieces for one slot each. Slots that are merged are removed from `kept`. A
+        slot that begins before `since` is not merged: the replica may have trimmed its records, which are archived."""
         while reached < last and len(kept) < SLOTS_MAX:
             size_max = SLOT_BYTES << len(kept) // CROWD
             piece = _collected(read, reached + 1, last, size_max)
             if piece is None:
                 return
-            while kept and piece.is_behind(kept[-1], size_max):
+            while kept and kept[-1].first >= since and piece.is_behind(kept[-1], size_max):
                 piece = self._with(kept.pop(), piece, read)
             reached = piece.last
             yield piece

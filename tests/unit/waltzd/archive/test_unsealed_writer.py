@@ -356,3 +356,21 @@ def test_a_tail_json_that_rotted_is_made_anew() -> None:
         room.check()
     room.back_up()
     room.check_whole()
+
+
+def test_a_slot_is_not_merged_with_what_a_replica_may_have_trimmed() -> None:
+    """A slot can begin in a segment that is archived by now: its owner had committed what the replica heard of later. What
+    is below the manifest is not read again: the replica may have trimmed it."""
+    room = Room(committed=SEGMENT + BATCH - 1)
+    slot = room.back_up().slots[-1]
+    room.archive()
+    since = room.document.last_id + 1
+    assert slot.first < since <= slot.last
+
+    def trimmed(first: int, last: int, bytes_max: int) -> Content:
+        assert first >= since, "below the floor"
+        return log(first, last, bytes_max)
+
+    room.committed += BATCH
+    room.tail().add(session=1, since=since, last=room.committed, moment=room.committed + 2, read=trimmed)
+    room.check_whole()
