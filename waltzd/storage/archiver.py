@@ -385,7 +385,7 @@ class Archiver:
             try:
                 is_same = self._is_same(archive, partition, session, piece, at, last_id)
             except (Suspect, UnfitSegment, PartitionDamaged):
-                damaged.append(partition.segment_of(at))
+                damaged += partition.segments_with(at, last_id)
                 is_same = True
             if not is_same:
                 return at, tuple(damaged), f"{archive.where(piece)} has other records than this replica"

@@ -768,10 +768,10 @@ class Partition:
         """First and last id of each, damaged and missing ones too: all that this replica should have."""
         return self._segments.sealed()
 
-    def segment_of(self, id_: int) -> int:
-        """Return the first id of the segment that holds this id."""
+    def segments_with(self, first_id: int, last_id: int) -> list[int]:
+        """Return the first ids of the segments that hold these ids."""
         first_ids = self._segments.first_ids
-        return first_ids[max(0, bisect_right(first_ids, id_) - 1)]
+        return first_ids[max(0, bisect_right(first_ids, first_id) - 1) : bisect_right(first_ids, last_id)]
 
     def bytes_of(self, first_id: int) -> int:
         """Return the bytes of a segment file; 0 if it is missing."""

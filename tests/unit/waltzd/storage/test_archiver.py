@@ -99,3 +99,14 @@ def test_a_damaged_segment_is_named_and_does_not_hold_up_the_rest() -> None:
     path = partition.sealed_path(sealed[1][0])
     cast(Any, disk).corrupt(path, 150, b"\x7f")
     assert proven(partition, store, manifest)[:2] == (sealed[-1][1] + 1, (sealed[1][0],))
+
+
+def test_all_segments_that_cannot_be_compared_are_named_where_they_end_elsewhere() -> None:
+    """One archived segment may hold the ids of several segments of a replica. If one of these is damaged, nothing is
+    compared: each may be the only copy."""
+    partition, sealed = replica()
+    store = FaultyStore()
+    end = sealed[2][1]
+    manifest = archived(store, [(0, end), (end + 1, RECORDS - 1)])
+    cast(Any, partition._context.disk).corrupt(partition.sealed_path(sealed[1][0]), 150, b"\x7f")
+    assert proven(partition, store, manifest)[:2] == (RECORDS, tuple(first_id for first_id, _ in sealed[:3]))
