@@ -64,7 +64,8 @@ class KeyIndexes:
         return join(self._context.directory, key_index_name(first_id))
 
     def find(self, query: LockQuery, *, cuts: int) -> LockMarks:
-        """Return an answer to the start of a query whose ids are all here. `cuts`: number of cuts of the replica.
+        """Return an answer to the start of a query whose ids are all here. `cuts`: number of cuts of the replica and of its
+        segments that were replaced; what was read at another number is not used.
 
         Raise `NeedsBatches` if the first id that it has to cover is of format 0."""
         ids: list[int] = []

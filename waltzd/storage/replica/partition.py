@@ -99,6 +99,8 @@ class Partition:
         self.lineage = lineage_of(hard_state.value)
         """Timelines of the log; what this replica holds is the log of the last one."""
         self.cuts = 0
+        self._replaced = 0
+        """Number of segments that were replaced by files, which may hold other records than stood there."""
         self.committed = self._noted = hard_state.value.committed
         self._untrimmed = ""
         """Why it keeps what is below the floor that its owner named last; empty where it keeps nothing of it."""
@@ -560,9 +562,12 @@ class Partition:
     def install(self, session: int, installation: Installation) -> ReplicaStatus:
         """Give a proven file its place, behind the last id or where a segment is damaged or missing."""
         self.check_installation(session, installation)
-        before = self.last_id
-        with self._fatal():
-            self._healing.put(installation, cut_floor=self._loss_floor(session))
+        before, is_replaced = self.last_id, installation.first_id in self._segments.first_ids
+        try:
+            with self._fatal():
+                self._healing.put(installation, cut_floor=self._loss_floor(session))
+        finally:
+            self._replaced += is_replaced
         if self.last_id < before:
             self.cuts += 1
         self._writer.checkpoint_id = min(self._hard_state.value.durable, self.last_id)
@@ -648,7 +653,7 @@ class Partition:
             ends = [finding.last_id for finding in self._damage.findings if finding.last_id is not None]
             low = max([low, *(end + 1 for end in ends if end < last_id)])
         with self._uncut():
-            return self._keys.find(query.within(low, last_id), cuts=self.cuts)
+            return self._keys.find(query.within(low, last_id), cuts=self.cuts + self._replaced)
 
     def unwritten_keys(self) -> list[int]:
         """Return the first ids of sealed segments whose key index was missing or wrong when it was needed."""

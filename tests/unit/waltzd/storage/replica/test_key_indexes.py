@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.batches import WRITE, LockRows, batches_of, segment_raw, segments_of
 from tests.simulation.batch_log import BatchLog
 from tests.simulation.sample import KEY, ROOT
 from tests.unit.keeping import begun
+from tests.unit.waltzd.storage.replica.test_batch_healing import install
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, BeyondLog, Trimmed
 from waltzd.errors.operations import PartitionDamaged, StaleSession
+from waltzd.format.batch import Batch
 from waltzd.format.key_index import HEADER_BYTES, LockQuery
 from waltzd.format.layout import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from waltzd.format.layout import key_index_name, segment_name
@@ -141,6 +144,27 @@ def test_an_index_of_the_log_before_a_cut_is_not_believed() -> None:
     file.close()
     answers(partition, log)
     assert first_ids[2] in partition.unwritten_keys()
+
+
+def test_marks_of_a_segment_that_was_replaced_are_forgotten() -> None:
+    """What a replica holds above the last decided id may be of a history that was given up. Where it is damaged, the file
+    of another replica takes its place, without a cut."""
+
+    def history(*locks: int) -> list[Batch]:
+        rows: list[LockRows | None] = [[[(lock, WRITE)], []] for lock in locks]
+        return batches_of([[b"one", b"two"]] * len(locks), locks=rows, cuts=[4])
+
+    disk, _, partition = begun()
+    partition.append(3, history(5, 6, 7, 8), 1)
+    query = LockQuery(lock=7, last_id=7, limit=9)
+    assert partition.find_marks(query, session=3).ids == (4,)
+    disk.corrupt(f"{HOME}/{segment_name(0)}", SEGMENT_HEADER_BYTES + 100, b"\xff")
+    partition.examine(0)
+    partition.open_session(4)
+    [own] = segments_of(history(5, 6, 8, 7, 9))
+    install(partition, 0, segment_raw(own, key=KEY)[0])
+    partition.set_low_mark(4, 9)
+    assert partition.find_marks(query, session=4).ids == (6,)
 
 
 def test_an_index_goes_with_its_segment() -> None:
