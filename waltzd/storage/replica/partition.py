@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 from uuid import UUID
 
@@ -360,9 +360,10 @@ class Partition:
         return self._writer.wants_checkpoint
 
     def checkpoint(self) -> None:
-        """Flush the index and write down the marks, unless damage makes them worthless."""
+        """Flush the index and write down the marks, unless damage makes them worthless. On a full disk the checkpoint stays
+        due."""
         if self._failed is None and self._segments.active and (not self._damage or self._damage.is_only_short):
-            with self._fatal():
+            with self._fatal(), suppress(DiskFull):
                 self._writer.checkpoint(committed=self.committed)
 
     # -- marks

@@ -18,7 +18,7 @@ from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import TooLarge, WaltzError
 from waltzd.errors.operations import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSession
 from waltzd.format.batch import Batch, Piece
-from waltzd.format.layout import segment_name
+from waltzd.format.layout import CHECKPOINT_TRANSACTIONS, HARD_STATE_NAME, segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.histogram import Durations
@@ -253,6 +253,30 @@ def test_a_failed_flush_and_a_mistake_of_ours_are_fatal(monkeypatch: pytest.Monk
 
     [error] = with_queue(break_something, ends_badly=True)
     assert isinstance(error, AssertionError)
+
+
+@pytest.mark.parametrize("run_here", [None, here])
+def test_a_full_disk_at_a_checkpoint_ends_nothing(run_here: RunHere | None) -> None:
+    """Where each write takes new space, as on btrfs, the hard state cannot be changed on a full disk. The checkpoint is
+    made behind a later group."""
+
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        def fill(kind: str, path: str) -> None:
+            if kind == "write" and path.endswith(HARD_STATE_NAME):
+                disk.faults[disk.steps] = Fault.NO_SPACE
+
+        await queue.append(sender, frame(0))
+        disk.observer = fill
+        await queue.append(sender, frame(1, CHECKPOINT_TRANSACTIONS))
+        await queue.call(lambda: None)
+        assert queue.partition.wants_checkpoint
+        disk.observer = None
+        await queue.append(sender, frame(CHECKPOINT_TRANSACTIONS + 1))
+        await queue.call(lambda: None)
+        assert sender.marks[-1] == CHECKPOINT_TRANSACTIONS + 1
+        assert not queue.partition.wants_checkpoint
+
+    assert with_queue(test, run_here=run_here) == []
 
 
 def test_of_a_group_that_filled_the_disk_only_what_is_there_is_acknowledged() -> None:
