@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from waltzd.disk.seam import join
 from waltzd.errors import Trimmed
+from waltzd.errors.operations import ReadFailed
 from waltzd.format.batch import End
 from waltzd.format.finding import Finding
 from waltzd.format.footer import NO_HASH
@@ -155,11 +156,11 @@ class SegmentList:
             return None
         try:
             front, last_id = self.segment_with(first_id - 1)
-        except Suspect:
+            if not isinstance(front, BatchSegment):
+                return NO_HASH
+            return front.footer_hash() if last_id == first_id - 1 else None
+        except (Suspect, ReadFailed):
             return None
-        if not isinstance(front, BatchSegment):
-            return NO_HASH
-        return front.footer_hash() if last_id == first_id - 1 else None
 
     def _moved(self) -> None:
         """Move the end of the log to the end of the active segment."""
@@ -183,8 +184,11 @@ class SegmentList:
     def preceding_end(self, first_id: int) -> End | None:
         """Return the end of the last batch before this segment; None if there is no batch, or it was trimmed. Raise
         `Suspect` if it cannot be read."""
-        front = self.segment_with(first_id - 1)[0] if first_id > self.first_ids[0] else None
-        found = front.found_log_end() if isinstance(front, BatchSegment) else None
+        try:
+            front = self.segment_with(first_id - 1)[0] if first_id > self.first_ids[0] else None
+            found = front.found_log_end() if isinstance(front, BatchSegment) else None
+        except ReadFailed as error:  # a bad sector is damage of its segment, as wrong bytes are
+            raise Suspect(self.first_ids[self.position_of(first_id - 1)]) from error
         return None if found is None else replace(found, segment_bytes=0)
 
     def set_active(self, new: Segment) -> None:

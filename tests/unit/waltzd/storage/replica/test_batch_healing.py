@@ -12,7 +12,7 @@ from tests.simulation.batch_log import BatchLog
 from tests.simulation.sample import KEY, ROOT, open_directory
 from tests.tiers import tiers
 from tests.unit.keeping import begun
-from waltzd.disk.simulated import Loss, SimDisk
+from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import BeyondLog
 from waltzd.errors.operations import NotNextId, PartitionDamaged, UnfitSegment
 from waltzd.format.batch import Batch
@@ -218,6 +218,57 @@ def test_a_segment_at_the_floor_that_cannot_be_finished_comes_as_a_file() -> Non
     install(partition, floor, log.files(KEY)[segment_name(floor)])
     assert partition.status().is_sound
     assert partition.last_id == log.last_id
+
+
+@pytest.mark.parametrize("is_started_anew", [False, True])
+def test_a_bad_sector_in_front_of_a_segment_that_is_full_is_found_and_healed(is_started_anew: bool) -> None:
+    """Without the footer in front, a full segment cannot be finished. The segment in front is healed then, instead of each
+    append, or the start, failing until somebody reads it."""
+    log = in_an_open_segment()
+    disk, partition = written(log)
+    disk.kill()
+    partition = open_directory(disk).partition(0)
+    partition.open_session(4)
+    partition.set_low_mark(4, log.last_id)
+    behind: list[Batch] = []
+    while not log.batches[-1].head.is_last:
+        behind += log.draw(1)
+        log.batches += behind[-1:]
+    front = segments_of(log.batches)[-2][0].first_id
+    path = f"{HOME}/{segment_name(front)}"
+
+    def fail(kind: str, where: str) -> None:
+        if kind == "read" and where == path:
+            disk.faults[disk.steps] = Fault.IO_ERROR
+
+    disk.observer = fail
+    with pytest.raises(PartitionDamaged):
+        partition.append(4, behind, -1)
+    assert partition.last_id == log.last_id
+    if is_started_anew:
+        disk.kill()
+        partition = open_directory(disk).partition(0)
+    [finding] = partition.status().findings
+    assert (finding.code, partition.status().damaged_segments) == (Code.UNREADABLE, (front,))
+    disk.observer = None  # the file of another replica gets other sectors
+    partition.open_session(5)
+    install(partition, front, log.files(KEY)[segment_name(front)])
+    log.check(partition)
+    log.check_files(disk, HOME, KEY)
+
+
+def test_a_bad_sector_in_front_of_an_empty_segment_refuses_no_start() -> None:
+    log = in_an_open_segment()
+    disk, partition = written(log)
+    first_ids = [own[0].first_id for own in segments_of(log.batches)]
+    partition.open_session(4)
+    partition.truncate(4, first_ids[-1] - 1)
+    disk.kill()
+    path = f"{HOME}/{segment_name(first_ids[-2])}"
+    disk.observer = lambda kind, where: disk.faults.update({disk.steps: Fault.IO_ERROR} if where == path else {})
+    partition = open_directory(disk).partition(0)
+    assert partition.status().damaged_segments == (first_ids[-2],)
+    assert partition.last_id == first_ids[-1] - 1
 
 
 def test_a_segment_that_is_healed_by_one_that_goes_on_takes_what_follows() -> None:
