@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import closing
 
-from waltzd.disk.seam import Disk, join
+from waltzd.disk.seam import Disk, File, join
+from waltzd.errors.operations import ReadFailed
 from waltzd.format.layout import aside_build_name, aside_name, aside_partition, segment_name
 from waltzd.storage.replica.replica_context import ReplicaContext
 
 COPIED_AT_ONCE = 1 << 20
 """Bytes."""
+PAGE_BYTES = 4096
+"""Bytes that are left out of a copy where a sector cannot be read."""
 
 
 def set_aside(disk: Disk, home: str, number: int) -> str | None:
@@ -69,12 +72,23 @@ def _holds(disk: Disk, source: str, target: str) -> bool:
         return False
     with closing(disk.open(source)) as old, closing(disk.open(target)) as new:
         spans = ((offset, min(COPIED_AT_ONCE, size - offset)) for offset in range(0, size, COPIED_AT_ONCE))
-        return all(old.read(*span) == new.read(*span) for span in spans)
+        return all(_readable(old, *span) == new.read(*span) for span in spans)
 
 
 def _copy(disk: Disk, source: str, target: str) -> None:
     size = disk.size(source)
     with closing(disk.open(source)) as old, closing(disk.create(target)) as new:
         for offset in range(0, size, COPIED_AT_ONCE):
-            new.write(offset, old.read(offset, min(COPIED_AT_ONCE, size - offset)))
+            new.write(offset, _readable(old, offset, min(COPIED_AT_ONCE, size - offset)))
         new.flush()
+
+
+def _readable(file: File, offset: int, size: int) -> bytes:
+    """Read a span, with zeros for the pages that cannot be read: a bad sector must not keep the rest from being copied."""
+    try:
+        return file.read(offset, size)
+    except ReadFailed:
+        if size <= PAGE_BYTES:
+            return bytes(size)
+    end = offset + size
+    return b"".join(_readable(file, at, min(PAGE_BYTES, end - at)) for at in range(offset, end, PAGE_BYTES))

@@ -10,10 +10,11 @@ import pytest
 from tests.simulation.batch_log import BatchLog
 from tests.simulation.sample import KEY, ROOT, expected, open_directory, records_of, run_for
 from tests.unit.keeping import begun
-from waltzd.disk.simulated import Loss, SimDisk
+from waltzd.disk.simulated import Loss, SimDisk, SimFile
 from waltzd.errors import Trimmed
-from waltzd.errors.operations import BadFrame, BelowFloor, NotOpened, StaleSession, UnfitSegment, Unsafe
-from waltzd.format.layout import HARD_STATE_NAME, HEADER_BYTES, segment_ids, segment_name
+from waltzd.errors.operations import BadFrame, BelowFloor, NotOpened, ReadFailed, StaleSession, UnfitSegment, Unsafe
+from waltzd.format.layout import HARD_STATE_NAME, HEADER_BYTES, aside_partition, segment_ids, segment_name
+from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.partition import Partition
 
 HOME = f"{ROOT}/0"
@@ -284,6 +285,41 @@ def test_damage_below_the_floor_goes_with_it() -> None:
     assert not partition.status().is_sound
     trimmed_to(partition, firsts[2])
     assert partition.status().is_sound
+
+
+def test_a_segment_with_a_bad_sector_is_set_aside_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the archive is not proven to have is copied before it goes. A bad sector held up the trim for ever, and so the
+    damage below the floor, which no other replica has any more."""
+    disk, _, partition = begun(0, segment_bytes=20_000)
+    partition.append(3, [run_for(0, 0, 60, size=1000)], 59)
+    partition.open_session(4)
+    partition.set_low_mark(4, 59)
+    path, read = f"{HOME}/{segment_name(0)}", SimFile.read
+    right = disk.open(path).read(0, 1 << 20)
+
+    def fail(file: SimFile, offset: int, size: int) -> bytes:
+        if file.path == path and offset < 9000 < offset + size:
+            raise ReadFailed(f"{path} at {offset}")
+        return read(file, offset, size)
+
+    monkeypatch.setattr(SimFile, "read", fail)
+    monkeypatch.setattr(SimFile, "read_into", lambda file, offset, buffer: into(file.read(offset, len(buffer)), buffer))
+    partition.examine(0)
+    assert partition.status().damaged_segments == (0,)
+    floor = partition.sealed_segments()[1][0]
+    for _ in range(2):  # a copy that is there is not made again
+        set_segments_aside(partition._context, [0], "a test")
+    partition.trim(4, floor, damaged=[0])
+    assert partition.first_id == floor
+    assert partition.status().is_sound
+    [aside] = [name for name in disk.names(ROOT) if aside_partition(name) == 0]
+    copy = disk.open(f"{ROOT}/{aside}/{segment_name(0)}").read(0, 1 << 20)
+    assert copy == right[:8192] + bytes(4096) + right[12288:]
+
+
+def into(piece: bytes, buffer: memoryview) -> int:
+    buffer[: len(piece)] = piece
+    return len(piece)
 
 
 def test_a_log_that_begins_above_its_floor_is_damaged_until_the_floor_is_there() -> None:
