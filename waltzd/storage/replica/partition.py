@@ -42,6 +42,7 @@ from waltzd.errors.operations import (
     FlushFailed,
     NotOpened,
     PathMissing,
+    ReadFailed,
     Unsafe,
 )
 from waltzd.format.batch import Batch, Head, Piece
@@ -732,8 +733,14 @@ class Partition:
             )
         last_id = self._damage.sound_part(first_id, min(last_id, limit))
         with self._uncut():
-            segment, last_here = self._segments.segment_with(first_id)
-            return read(segment, min(last_id, last_here))
+            try:
+                segment, last_here = self._segments.segment_with(first_id)
+                return read(segment, min(last_id, last_here))
+            except ReadFailed as error:  # in a sealed segment it is damage, which its owner heals
+                at = self._segments.first_ids[self._segments.position_of(first_id)]
+                if self._segments.is_active(at):
+                    raise
+                raise Suspect(at) from error
 
     @contextmanager
     def _uncut(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from waltzd.disk.seam import Buffer, File, join
 from waltzd.errors import TooLarge, WaltzError
-from waltzd.errors.operations import HeaderDamaged, NotNextId, UnfitSegment
+from waltzd.errors.operations import HeaderDamaged, NotNextId, ReadFailed, UnfitSegment
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
 from waltzd.format.finding import Code, Finding
@@ -512,7 +512,7 @@ class Healing:
             return HEADER_BYTES, mark + 1
         try:
             return segments.segment_with(mark)[0].end_of(mark)
-        except Suspect as question:
-            self.examine(question.first_id)
+        except (Suspect, ReadFailed):
+            self.examine(segments.first_ids[position])
             self._damage.check_up_to(mark)
             return segments.segment_with(mark)[0].end_of(mark)

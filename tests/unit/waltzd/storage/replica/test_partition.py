@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.simulation.sample import (
@@ -14,10 +16,11 @@ from tests.simulation.sample import (
     open_directory,
     records_of,
     run_for,
+    segment_path,
     served,
 )
 from tests.unit.keeping import begun
-from waltzd.disk.simulated import SimDisk
+from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import BadArgument, BeyondLog
 from waltzd.errors.operations import (
     BelowFloor,
@@ -27,9 +30,11 @@ from waltzd.errors.operations import (
     MarkWentDown,
     NotNextId,
     NotOpened,
+    PartitionDamaged,
     PartitionOffline,
     StaleSession,
 )
+from waltzd.format.finding import Code
 from waltzd.format.layout import segment_name
 from waltzd.format.record import TAIL_RECORDS, encode_payloads, tail_hash
 from waltzd.storage.replica.directory import Directory
@@ -312,3 +317,29 @@ def test_what_cannot_be_read_at_the_end_is_left_out_of_the_answer() -> None:
     partition._tail = (-1, "")
     partition._look_at_tail()
     assert partition.status().tail == ""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda partition, id_: partition.read_examined(id_, id_, 1000), lambda partition, id_: partition.truncate(5, id_)],
+)
+def test_a_bad_sector_that_a_call_meets_is_damage_and_can_be_healed(call: Callable[[Partition, int], object]) -> None:
+    """A scrub may take a week to come there, or be off."""
+    disk, _, partition = begun(24)
+    first_id, _ = partition.sealed_segments()[1]
+    partition = reopened(disk)
+    partition.open_session(5)
+    path = segment_path(0, first_id)
+    disk.observer = lambda kind, where: disk.faults.update({disk.steps: Fault.IO_ERROR} if where == path else {})
+    with pytest.raises(PartitionDamaged):
+        call(partition, first_id)
+    [finding] = partition.status().findings
+    assert (finding.code, partition.status().damaged_segments) == (Code.UNREADABLE, (first_id,))
+
+
+def test_a_sector_that_could_not_be_read_once_is_no_damage() -> None:
+    disk, _, partition = begun(24)
+    first_id, last_id = partition.sealed_segments()[1]
+    disk.faults = {disk.steps + 1: Fault.IO_ERROR}
+    assert len(partition.read_examined(first_id, last_id, 1000)) > 0
+    assert partition.status().is_sound
