@@ -117,7 +117,7 @@ class KeyIndexes:
         if not self._segments.is_active(first_id):
             try:
                 found = self._find_by_index(segment, query, cuts)
-            except KeyIndexWrong:
+            except (KeyIndexWrong, ReadFailed):  # the batches answer, and the file is made again
                 self._known.pop(first_id, None)
                 found = None
             if found is not None:

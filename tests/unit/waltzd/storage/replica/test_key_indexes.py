@@ -13,7 +13,7 @@ from tests.simulation.batch_log import BatchLog
 from tests.simulation.sample import KEY, ROOT
 from tests.unit.keeping import begun
 from tests.unit.waltzd.storage.replica.test_batch_healing import install
-from waltzd.disk.simulated import SimDisk
+from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import BadArgument, BeyondLog, Trimmed
 from waltzd.errors.operations import PartitionDamaged, StaleSession
 from waltzd.format.batch import Batch
@@ -124,6 +124,26 @@ def test_an_index_that_is_lost_or_wrong_is_made_again(harm: Callable[[SimDisk, l
         assert disk.open(path(first_ids[1])).read(0, 1 << 20) == right
         answers(partition, log)
         assert partition.unwritten_keys() == []
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_index_with_a_bad_sector_is_made_again(is_known: bool) -> None:
+    disk, partition, log = written()
+    first_ids = indexed(partition)
+    if is_known:
+        answers(partition, log)
+
+    def fail(kind: str, where: str) -> None:
+        if kind == "read" and where == path(first_ids[1]):
+            disk.faults[disk.steps] = Fault.IO_ERROR
+
+    disk.observer = fail
+    answers(partition, log)
+    assert partition.unwritten_keys() == [first_ids[1]]
+    disk.observer = None  # another file has other sectors
+    partition.write_key(first_ids[1])
+    answers(partition, log)
+    assert partition.unwritten_keys() == []
 
 
 def test_an_index_of_the_log_before_a_cut_is_not_believed() -> None:
