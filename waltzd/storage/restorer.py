@@ -54,11 +54,16 @@ class Home(Protocol):
     async def make_replica(self, make: Callable[[int], Partition | None], number: int) -> None: ...
 
 
-def pieces_up_to(content: Content, last_id: int) -> list[Piece]:
-    """Return a run, or whole batches, without what ends after this id."""
+def pieces_between(content: Content, first_id: int, last_id: int) -> list[Piece]:
+    """Return the records of a run with these ids, or whole batches without what ends before or after them."""
     if isinstance(content, Run):
-        return [content if content.last_id <= last_id else content.part(0, last_id + 1 - content.first_id)]
-    return [batch for batch in content if batch.last_id <= last_id]
+        return [content.part(max(0, first_id - content.first_id), min(len(content), last_id + 1 - content.first_id))]
+    return [batch for batch in content if first_id <= batch.last_id <= last_id]
+
+
+def certain_end(partition: Partition) -> int:
+    """Return the id up to which the records of a replica are known to be committed: at least all that it has trimmed."""
+    return max(partition.visible_mark, partition.first_id - 1)
 
 
 class Restorer:
@@ -133,12 +138,12 @@ class Restorer:
             yield Restoring(bytes=0, bytes_total=0, proven_to=source.last)
             return
         partition.check_session(session)
-        end, at, done = min(order.mark, source.last), max(0, partition.visible_mark), 0
+        end, at, done = min(order.mark, source.last), max(partition.first_id, certain_end(partition)), 0
         total = source.bytes_behind(at)
         async with self._turn:
             while at <= end:
                 content = await self._run(source.content, at)
-                pieces = pieces_up_to(content, end)
+                pieces = pieces_between(content, partition.first_id, end)
                 if not pieces:
                     break
                 await self._take(queue, session, pieces)
@@ -153,7 +158,7 @@ class Restorer:
         try:
             await queue.call(lambda: partition.write(session, pieces, EMPTY))
         except Diverged:
-            await queue.call(lambda: partition.truncate(session, partition.visible_mark))
+            await queue.call(lambda: partition.truncate(session, certain_end(partition)))
             await queue.call(lambda: partition.write(session, pieces, EMPTY))
 
     async def _whole(self, function: Callable[..., T], /, *arguments: object) -> T:

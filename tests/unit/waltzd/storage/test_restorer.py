@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -14,13 +15,15 @@ import pytest
 from tests.archives import ARCHIVE, Uploads
 from tests.batches import batches_of
 from tests.simulation.faulty_store import FaultyStore
-from tests.simulation.sample import PARTITIONS, blank_disk, open_directory
-from tests.unit.keeping import CONFIG
+from tests.simulation.sample import KEY, PARTITIONS, blank_disk, open_directory, run_for
+from tests.unit.keeping import CONFIG, begun
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import BadArgument, NoSuchPartition, WaltzError
 from waltzd.errors.operations import ArchiveDamaged, DiskFull, FlushFailed, ForeignArchive, TargetNotEmpty, TooManyCallers
 from waltzd.protocol.descriptions import RestoreOrder, Restoring
+from waltzd.storage.archiver import ArchivedSource
 from waltzd.storage.calls import StorageCalls
+from waltzd.storage.replica.partition import Partition
 from waltzd.storage.restorer import Restorer
 
 OLD = UUID(int=0x01D)
@@ -173,3 +176,35 @@ def test_a_flush_that_fails_ends_the_storage() -> None:
         assert isinstance(await refusal(restorer, order), FlushFailed)
 
     assert [type(error) for error in with_restorer(store, test, disk)] == [FlushFailed]
+
+
+def test_a_replica_that_was_trimmed_is_completed_from_its_floor_on() -> None:
+    """A replica that is filled from the floor on knows of no committed mark before its session begins. What is below its
+    floor is not compared: it is committed, and not there."""
+    _, _, partition = begun(20)
+    floor = partition.sealed_segments()[2][0]
+    partition.open_session(4)
+    partition.trim(4, floor)
+    partition.fence(5, by_operator=True)
+    assert partition.visible_mark == -1
+    uploads = Uploads(FaultyStore(), cluster=KEY)
+    for first in range(0, 24, 6):  # one of them begins below the floor
+        uploads.records(run_for(0, first, 6))
+    source = ArchivedSource(uploads.log().archive, uploads.manifest, (), None)
+
+    async def find(_: Partition) -> ArchivedSource:
+        return source
+
+    async def in_turn(function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    queue = SimpleNamespace(partition=partition, call=in_turn)
+    home: Any = SimpleNamespace(readable=lambda *_: queue, archiver=SimpleNamespace(source=find))
+    restorer = Restorer(home, partition._context.disk, in_turn, lambda error: None)
+    nobody = UUID(int=0)
+    order = RestoreOrder(
+        store="", archive=nobody, cluster=nobody, partition=0, number=0, sha256="", mark=23, session=5, completes=True
+    )
+    found = asyncio.run(states(restorer, order))
+    assert found[-1].status is not None
+    assert (found[-1].status.last_id, found[-1].status.committed) == (23, 23)
