@@ -29,6 +29,8 @@ Call: TypeAlias = Callable[..., Awaitable[Any]]
 Load: TypeAlias = Callable[[], list[Transaction]]
 
 PAUSE_MIN, PAUSE_MAX = 0.1, 10.0
+PRUNE_AT = 64
+"""Smallest number of tasks that wait for an id at which those that gave up are dropped."""
 TURN = 64
 """Transactions that are applied before other tasks of the event loop get a turn."""
 _log = logging.getLogger("waltz.client")
@@ -100,7 +102,8 @@ async def notify(partition: int, call: Call, listener: Callable[[Any], object], 
 
 class Follower:
     def __init__(self, partition: int, view: View, *, call: Call, batch_max: int, consumed: Callable[[int], None]) -> None:
-        """Create a follower; `consumed` is called with the size given to `put` when that content is applied."""
+        """Create a follower; `consumed` is called with the size given to `put` when that content is applied, and with 0
+        when an announcement is made."""
         self.applied = EMPTY
         self.failing: ViewFailure | None = None
         self._calls = 0
@@ -121,6 +124,7 @@ class Follower:
         self._stopping = asyncio.Event()
         self._count = 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._prune_at = PRUNE_AT
         self._announcements: list[tuple[int, int, Callable[[int], Any]]] = []
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -159,6 +163,10 @@ class Follower:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._count += 1
             heapq.heappush(self._waiting, (id, self._count, future))
+            if len(self._waiting) > self._prune_at:
+                self._waiting = [one for one in self._waiting if not one[2].done()]
+                heapq.heapify(self._waiting)
+                self._prune_at = max(PRUNE_AT, 2 * len(self._waiting))
             await future
 
     def release(self) -> None:
@@ -316,6 +324,7 @@ class Follower:
     async def _make_announcements(self) -> None:
         while self._announcements and self._announcements[0][0] <= self.applied:
             id_, _, listener = heapq.heappop(self._announcements)
+            self._consumed(0)  # a transaction that waits for a place may have this one
             try:
                 await self._call(listener, id_)
             except Exception:  # noqa: BLE001  # the application's code

@@ -124,6 +124,28 @@ def test_a_group_that_came_in_pieces_is_held_until_its_end() -> None:
     assert view.parts == [[0], [1, 2]]
 
 
+def test_who_gave_up_waiting_for_an_id_leaves_nothing_behind() -> None:
+    """A view may fail for days, and a service may ask each second whether it goes on."""
+
+    async def story() -> None:
+        follower = Follower(0, View(), call=call_here, batch_max=1, consumed=lambda size: None)
+        staying = asyncio.create_task(follower.reached(0))
+        for _ in range(1000):
+            waiting = asyncio.create_task(follower.reached(1))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        assert len(follower._waiting) < 100
+        follower.put(1, lambda: feed(0), False)
+        running = asyncio.create_task(follower.run(-1))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await staying
+        follower.stop()
+        await running
+
+    asyncio.run(story())
+
+
 def test_no_application_writes_what_looks_like_a_probe() -> None:
     with pytest.raises(BadArgument, match="0x57414c5a is reserved for probes"):
         checked_kind(PROBE_KIND)

@@ -13,6 +13,7 @@ from tests.unit.told import told
 from tests.unit.waltzd.client.test_client import Increment, View, until, with_client
 from tests.unit.waltzd.client.test_status import Poisoned
 from waltzd.client.client import Client
+from waltzd.client.settings import ClientSettings
 from waltzd.client.submits import PRUNE_AT, LockQueue
 from waltzd.client.view import Builder, Command, Transaction
 from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, ViewStopped
@@ -579,3 +580,43 @@ def test_who_waits_for_a_partition_that_stops_is_told_why() -> None:
             assert isinstance(found, ViewStopped), found
 
     with_client(test, view=view)
+
+
+# -- a place for the next one ---------------------------------------------------------------------------------------------
+
+
+class Told(Command):
+    """Whose outcome is told while the view applies it already, so that `on_applied` is called behind that."""
+
+    key = "account"
+
+    def __init__(self, view: View, may_end: asyncio.Event) -> None:
+        self.view = view
+        self.may_end = may_end
+        self.applied: list[int] = []
+
+    def build(self, builder: Builder) -> bool:
+        builder.payload = b"deposit"
+        return True
+
+    async def on_outcome(self, outcome: object) -> None:
+        await self.may_end.wait()
+
+    async def on_applied(self, id: int) -> None:
+        await asyncio.sleep(0.1)
+        self.applied.append(id)
+
+
+@told(with_view, given=3, settings=ClientSettings(pending_max=1, submit_seconds=20))
+async def test_who_waits_for_a_place_gets_that_of_a_command_that_was_told_last(
+    client: Client, fake: FakeCluster, view: View
+) -> None:
+    may_end = asyncio.Event()
+    first, second = Told(view, may_end), Told(view, may_end)
+    telling = [asyncio.create_task(client.submit(one)) for one in (first, second)]
+    await until(lambda: len(view.payloads()) == 2)
+    may_end.set()
+    assert await asyncio.gather(*telling) == [Committed(0), Committed(1)]
+    assert first.applied == []
+    assert await client.append(b"next", partition=0, timeout=5) == Committed(2)
+    await until(lambda: (first.applied, second.applied) == ([0], [1]))
