@@ -264,8 +264,13 @@ class PartitionClient:
     async def _live(self, position: Position | None) -> None:
         """Run until one of the tasks fails (none ends by itself) or this task is cancelled. After a fork of the log
         below what was fed, start again if the position of the view is not above the fork."""
-        while (again := await self._live_once(position)) is not None:
-            position = again
+        try:
+            while (again := await self._live_once(position)) is not None:
+                position = again
+        finally:
+            if self.stopped is None:  # all tasks of the loop were cancelled, as `asyncio.run` does at its end
+                self.stopped = ClientClosed("the loop of the client ended before the client was closed")
+            self._stop()
 
     async def _live_once(self, position: Position | None) -> Position | None:
         """Run once; return the position to start again from, or None if the partition is stopped."""
@@ -309,10 +314,6 @@ class PartitionClient:
                 self.mount.ended()
                 followed, self._follower = self._follower, self._new_follower()
                 followed.release()
-            else:
-                if self.stopped is None:  # all tasks of the loop were cancelled, as `asyncio.run` does at its end
-                    self.stopped = ClientClosed("the loop of the client ended before the client was closed")
-                self._stop()
 
     async def _below(self, error: OtherTimeline, following: Sequence[asyncio.Task[None]]) -> Position | None:
         """Return the position of the view if it is on the log, else None. Transactions that were fed above the fork and
@@ -571,18 +572,25 @@ class PartitionClient:
         limit = self._settings.submit_seconds if seconds is None else seconds
         try:
             async with asyncio.timeout(limit):
-                return await self._end.ask()
+                while (end := await self._ask_shared()) is None:
+                    pass
+                return end
         except TimeoutError:
             raise CannotConnect(
                 f"the owner of partition {self.partition} did not report within {limit:g} seconds what is committed: "
                 f"{self.mount.sentence()}"
             ) from None
+
+    async def _ask_shared(self) -> int | None:
+        """Ask the question that callers share; return None if the client has given it up and goes on after a fork."""
+        try:
+            return await self._end.ask()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             self._check()
-            raise
+            return None
 
     async def _ask_end(self) -> int:
         self._known = await self._routes.ask(

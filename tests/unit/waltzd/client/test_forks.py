@@ -29,7 +29,7 @@ from waltzd.client.keys import now_us
 from waltzd.client.mount import Mount, MountState
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Request
-from waltzd.errors import BadArgument, OtherTimeline, WaltzError
+from waltzd.errors import BadArgument, NotMounted, OtherTimeline, WaltzError
 from waltzd.format.record import HEAD
 from waltzd.protocol.batches import FeedMode, Limits, Mounted, MountRequest, PartitionLocation, Registration
 from waltzd.protocol.locks import Reason
@@ -64,6 +64,24 @@ class Listing:
     def cut(self, fork: int) -> None:
         del self.payloads[fork + 1 :]
         self.at = Position(fork, self.at.timeline)
+
+
+class Held(Listing):
+    """A view that is busy with id 5 while more is fed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    def position(self, partition: int) -> int:
+        self.asked.set()
+        return super().position(partition)
+
+    async def apply(self, transaction: Transaction) -> None:  # type: ignore[override]
+        if transaction.id == 5:
+            await self.may_go_on.wait()
+        super().apply(transaction)
 
 
 def client_of(fake: FakeCluster, view: Listing | None = None) -> Client:
@@ -143,6 +161,73 @@ def test_a_view_below_the_fork_goes_over_by_itself_and_above_it_the_partition_st
             await client.set_partitions([0])
             partition.write(b"newer")
             await client.wait_caught_up()
+            assert view.payloads == contents(partition)
+
+    asyncio.run(story())
+
+
+def test_who_waits_for_the_end_of_the_log_is_not_cancelled_by_a_fork() -> None:
+    """The view goes on below what it was fed, and nobody has cancelled the caller."""
+
+    async def story() -> None:
+        fake, view = FakeCluster(), Held()
+        partition = fake.partitions[0]
+        partition.write(*[b"old %d" % number for number in range(10)])
+        async with client_of(fake, view) as client:
+            question, asked, answer = client._clients[0]._end, asyncio.Event(), asyncio.Event()
+            ask = question._ask
+
+            async def ask_late() -> int:
+                asked.set()
+                await answer.wait()
+                return await ask()
+
+            question._ask = ask_late
+            waiting = asyncio.create_task(client.wait_caught_up())
+            async with asyncio.timeout(5):
+                await asked.wait()
+                while len(view.payloads) < 5 or client.status()[0].received < 9:
+                    await asyncio.sleep(0.01)
+                partition.fork(6)
+                partition.write(b"new")
+                await asyncio.sleep(0.1)
+                view.may_go_on.set()
+                while view.payloads != contents(partition):
+                    await asyncio.sleep(0.01)
+            assert not waiting.done()
+            answer.set()
+            await waiting
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_partition_that_is_removed_while_it_goes_below_a_fork_leaves_nobody_waiting(turns: int) -> None:
+    async def story() -> None:
+        fake, view = FakeCluster(), Held()
+        partition = fake.partitions[0]
+        partition.write(*[b"old %d" % number for number in range(10)])
+        async with client_of(fake, view) as client:
+            async with asyncio.timeout(5):
+                while len(view.payloads) < 5 or client.status()[0].received < 9:
+                    await asyncio.sleep(0.01)
+                one = client._clients[0]
+                view.asked.clear()
+                partition.fork(6)
+                await asyncio.sleep(0.1)
+                view.may_go_on.set()
+                await view.asked.wait()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                waiting = asyncio.create_task(one.ready_epoch(asyncio.get_running_loop().time() + 60))
+                await asyncio.sleep(0)
+                await client.set_partitions([])
+                assert one.mount.state is MountState.IDLE
+                (told,) = await asyncio.gather(waiting, return_exceptions=True)
+                assert isinstance(told, NotMounted | int)
+                await client.set_partitions([0])
+                partition.write(b"new")
+                await client.wait_caught_up()
             assert view.payloads == contents(partition)
 
     asyncio.run(story())
