@@ -142,8 +142,9 @@ class Subscription(Generic[E]):
             if self._tender is not None:
                 self._tender.cancel()
                 await asyncio.gather(self._tender, return_exceptions=True)
-            await asyncio.gather(*list(self._side), return_exceptions=True)
             await asyncio.gather(*[self._leave(partition) for partition in list(self._runs)])
+            # Behind that: an acknowledgement waits as long as no owner answers, and to leave ends the wait.
+            await asyncio.gather(*list(self._side), return_exceptions=True)
         finally:
             self._host._subscriptions.pop(self, None)
 

@@ -18,6 +18,7 @@ from waltzd.client import consumer_groups
 from waltzd.client.blocking import BlockingDelivery
 from waltzd.client.client import Client
 from waltzd.client.delivery import Delivery, Reject
+from waltzd.client.settings import ClientSettings
 from waltzd.client.subscription import Subscription
 from waltzd.errors import BadArgument, DeliveryLate, EventUnknown, GroupExists, NoSuchGroup, NotGranted, NotInGroup
 from waltzd.server.groups.state_log import GroupStateLog
@@ -305,6 +306,30 @@ def test_what_cannot_be_decoded_is_put_aside_with_the_reason() -> None:
         assert "cannot be decoded" in reason
 
     with_cluster(test, serializer=Numbers())
+
+
+def test_closing_does_not_wait_for_the_answer_to_what_cannot_be_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner hangs, and nobody else has the partition."""
+
+    class Words:
+        def encode(self, value: bytes) -> bytes:
+            return value
+
+        def decode(self, payload: bytes) -> str:
+            return payload.decode("ascii")
+
+    async def test(cluster: LocalCluster, client: Client[Any]) -> None:
+        await client.create_group("mailer", mode="queue")
+        await client.append_many([b"0", b"\xff", b"2"], partition=0)
+        subscription = client.subscribe("mailer")
+        await subscription.open()
+        (consumer,) = subscription._consumers.values()
+        await until(lambda: len(consumer.queue) == 3)
+        monkeypatch.setattr(consumer, "_take", lambda frames: None)
+        assert [one.id for one in await subscription.take(3)] == [0, 2]
+        await subscription.close()
+
+    with_cluster(test, serializer=Words(), settings=ClientSettings(close_seconds=5))
 
 
 @pytest.mark.parametrize("mode", ["queue", "ordered"])
