@@ -32,7 +32,16 @@ from waltzd.client.routes import Partitions, Routes
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import E, Serializer
 from waltzd.cluster.groups import MadeGroup
-from waltzd.errors import BadArgument, ClientClosed, EventUnknown, InboxPruned, NotInGroup, OtherTimeline, WaltzError
+from waltzd.errors import (
+    BadArgument,
+    ClientClosed,
+    DeliveryLate,
+    EventUnknown,
+    InboxPruned,
+    NotInGroup,
+    OtherTimeline,
+    WaltzError,
+)
 from waltzd.protocol.channels import EVERYTHING, named_in
 from waltzd.protocol.groups import AckKind, Mode
 
@@ -571,8 +580,10 @@ class Handling(Generic[E]):
                     await self._call(self._handler, one)
             except (Reject, InboxPruned) as error:
                 await self._settle(one.reject(str(error)))
-            except OtherTimeline:  # the inbox belongs to another timeline: a retry does not help
-                raise
+            except OtherTimeline as error:
+                if await self._is_ours(one):  # the inbox belongs to another timeline: a retry does not help
+                    raise
+                _log.warning("%r comes again, with the timelines of its owner: %s", one, error.message)
             except Exception as error:  # noqa: BLE001  # the application's code
                 if isinstance(error, TimeoutError) and limit.expired():
                     error = TimeoutError(f"the handler took longer than {self._timeout:g} seconds")
@@ -584,6 +595,16 @@ class Handling(Generic[E]):
                 task.add_done_callback(lambda _: self._acknowledging.pop(task))
         finally:
             self.subscription.finished(one)
+
+    async def _is_ours(self, one: Delivery[E]) -> bool:
+        """Return whether the owner confirms that this member has a delivery. Of one that came before a fork the log may
+        have more timelines than the delivery knows."""
+        try:
+            async with asyncio.timeout(self.subscription._host.settings.submit_seconds):
+                await one.extend()
+        except (TimeoutError, DeliveryLate):
+            return False
+        return True
 
     async def _settle(self, ack: Awaitable[None]) -> None:
         """Wait for the answer, at most `submit_seconds`: an acknowledgement is sent to the next owner in any case."""

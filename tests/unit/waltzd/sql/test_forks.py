@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from tests.tiers import tiers
 from waltzd import Token, Transaction
+from waltzd.client.delivery import Delivery
 from waltzd.client.view import Decision
 from waltzd.errors import BadArgument, InboxPruned, NotApplied, OtherTimeline, ViewBehind
 from waltzd.protocol.positions import Position
@@ -271,6 +272,65 @@ def test_an_inbox_of_a_group_whose_log_is_ended_behind_id_5(engine: Engine) -> N
         inbox.close_blocking()
     assert before == [b"%d" % id for id in range(10)]
     assert done[10:] == [b"another %d" % id for id in range(6, 10)]
+
+
+def test_a_handler_that_is_overtaken_after_a_fork_does_not_end_the_others(engine: Engine) -> None:
+    """It has a delivery of the stream before the rescue, and the inbox has the transaction from the stream behind it."""
+
+    async def story() -> None:
+        done, begun, may_go_on = list[int](), asyncio.Event(), asyncio.Event()
+        inbox = SqlInbox(engine, "mailer")
+        work = inbox.handler(lambda connection, delivery: done.append(delivery.id))
+
+        async def handler(delivery: Delivery[Any]) -> None:
+            if delivery.lineage == NEVER_FORKED:
+                begun.set()
+                await may_go_on.wait()
+            await work(delivery)
+
+        async def until_done(*ids: int) -> None:
+            while done != [*ids]:
+                assert not handling.done(), handling.exception()
+                await asyncio.sleep(0.01)
+
+        async with asyncio.timeout(60), LocalCluster() as cluster, cluster.client() as client:
+            await client.create_group("mailer", mode="queue", partitions=[0])
+            await client.append(b"0", partition=0)
+            mailer = client.handle("mailer", handler, concurrency=2)
+            handling = asyncio.create_task(mailer.run())
+            await begun.wait()
+            await cluster.rescue(0, 0)
+            await until_done(0)
+            may_go_on.set()
+            await asyncio.sleep(0.1)
+            await client.append(b"1", partition=0)
+            await until_done(0, 1)
+            mailer.stop()
+            await handling
+        await inbox.close()
+
+    asyncio.run(story())
+
+
+def test_a_handler_whose_inbox_has_what_is_gone_ends(engine: Engine) -> None:
+    async def story() -> None:
+        inbox, done = SqlInbox(engine, "mailer"), list[int]()
+        async with asyncio.timeout(60), LocalCluster() as cluster, cluster.client() as client:
+            await client.create_group("mailer", mode="queue", partitions=[0])
+            for payload in (b"0", b"1"):
+                await client.append(payload, partition=0)
+            gone = Handed(1, NEVER_FORKED)
+            gone.cluster = client.cluster_key
+            inbox.handler_blocking(lambda connection, delivery: None)(gone)
+            await cluster.rescue(0, 0)
+            async with cluster.client() as other:
+                await other.append(b"another", partition=0)
+            with pytest.raises(OtherTimeline, match=r"'mailer' stands at id 1 .* behind id 0"):
+                await client.handle("mailer", inbox.handler(lambda connection, delivery: done.append(delivery.id)))
+        await inbox.close()
+        assert done == [0]
+
+    asyncio.run(story())
 
 
 class Handed:
