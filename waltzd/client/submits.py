@@ -283,13 +283,16 @@ class Submits:
             positions: list[int] = []
             builders: list[Builder[Any]] = []
             for command in commands:
-                builder = builder_of(command, client.position, self._serializer, self._partitions())
+                # With its timeline: during the build an operator may end the log, and the partition be activated again.
+                seen = Position(client.position, client.mount.timeline)
+                builder = builder_of(command, seen, self._serializer, self._partitions())
                 if not _wants(command, await call(command.build, builder)):
                     token = _token(client, builder.position) if client.has_view else None
                     return Declined(builder._reason, token, client.partition)
                 positions.append(mark_of(client, builder.position if client.has_view else None, builder.locks))
                 builders.append(builder)
             if (highest := max(positions)) > client.mount.known:
+                client.check_timeline(highest)
                 await client.prove(highest, deadline)
             if once is not None:
                 builders[0]._hold(once.locks)

@@ -29,10 +29,11 @@ from waltzd.client.keys import now_us
 from waltzd.client.mount import Mount, MountState
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Request
+from waltzd.client.view import Builder, Command
 from waltzd.errors import BadArgument, NotMounted, OtherTimeline, WaltzError
 from waltzd.format.record import HEAD
 from waltzd.protocol.batches import FeedMode, Limits, Mounted, MountRequest, PartitionLocation, Registration
-from waltzd.protocol.locks import Reason
+from waltzd.protocol.locks import Reason, write_lock
 from waltzd.protocol.positions import lineage_of_text, lineage_text
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 
@@ -229,6 +230,55 @@ def test_a_partition_that_is_removed_while_it_goes_below_a_fork_leaves_nobody_wa
                 partition.write(b"new")
                 await client.wait_caught_up()
             assert view.payloads == contents(partition)
+
+    asyncio.run(story())
+
+
+class Slow(Command):
+    """Decides from the view as it was when the build began."""
+
+    key = "account"
+    locks = (write_lock("account"),)
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def build(self, builder: Builder) -> bool:
+        self.begun.set()
+        await self.may_end.wait()
+        builder.payload = b"from what is gone"
+        return True
+
+
+@pytest.mark.parametrize(("fork", "count"), [(5, 4), (5, 1), (9, 0)])
+def test_a_build_that_began_above_a_fork_is_not_sent_below_it(fork: int, count: int) -> None:
+    """Its position is an id of the log before, and names other transactions now."""
+
+    async def story() -> None:
+        fake, view, command = FakeCluster(), Listing(), Slow()
+        partition = fake.partitions[0]
+        partition.write(*[b"old %d" % number for number in range(10)])
+        async with client_of(fake, view) as client:
+            await client.wait_caught_up()
+            submitting = asyncio.create_task(client.submit(command))
+            await command.begun.wait()
+            partition.fork(fork)
+            async with client_of(fake) as other:
+                for _ in range(count):
+                    await other.append(b"new", partition=0, locks=[write_lock("account")], position=partition.committed)
+            if fork < 9:
+                await stopped(client)
+            await client.set_partitions([])
+            view.mend(partition.lineage)
+            await client.set_partitions([0])
+            await client.wait_caught_up()
+            command.may_end.set()
+            if fork == 9:
+                assert await submitting == Committed(10, timeline=partition.lineage.current)
+            else:
+                with pytest.raises(OtherTimeline, match="stands at id 9"):
+                    await submitting
+                assert contents(partition)[fork + 1 :] == [b"new"] * count
 
     asyncio.run(story())
 
