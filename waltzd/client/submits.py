@@ -404,10 +404,12 @@ def _token(client: PartitionClient, position: int) -> Token | None:
 
 
 def own_position(client: PartitionClient, position: int | None, locks: Sequence[Lock]) -> int | None:
-    """Return the position for the locks of the application; None if it gave no checked lock."""
+    """Return the position for the locks of the application; None if it gave no checked lock. That of the view has its
+    timeline, because keys are read before it is used."""
     if position is None and all(lock.mode is Mode.APPEND for lock in locks):
         return None
-    return mark_of(client, position, locks)
+    found = mark_of(client, position, locks)
+    return Position(found, client.mount.timeline) if position is None else found
 
 
 def mark_of(client: PartitionClient, position: int | None, locks: Sequence[Lock]) -> int:

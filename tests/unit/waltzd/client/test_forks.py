@@ -283,6 +283,42 @@ def test_a_build_that_began_above_a_fork_is_not_sent_below_it(fork: int, count: 
     asyncio.run(story())
 
 
+def test_an_append_with_a_key_keeps_the_timeline_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        fake, view = FakeCluster(format=1), Listing()
+        fake.now = now_us()
+        partition, asked, answer = fake.partitions[0], asyncio.Event(), asyncio.Event()
+        partition.write(*[b"old %d" % number for number in range(10)])
+        async with client_of(fake, view) as client:
+            await client.wait_caught_up()
+            ask = client._reader.position_at
+
+            async def ask_late(*arguments: Any, **options: Any) -> Position:
+                asked.set()
+                await answer.wait()
+                return await ask(*arguments, **options)
+
+            monkeypatch.setattr(client._reader, "position_at", ask_late)
+            locks = [write_lock("account")]
+            appending = asyncio.create_task(client.append(b"x", partition=0, locks=locks, idempotency_key="k"))
+            await asked.wait()
+            partition.fork(5)
+            async with client_of(fake) as other:
+                for _ in range(4):
+                    await other.append(b"new", partition=0, locks=locks, position=partition.committed)
+            await stopped(client)
+            await client.set_partitions([])
+            view.mend(partition.lineage)
+            await client.set_partitions([0])
+            await client.wait_caught_up()
+            answer.set()
+            with pytest.raises(OtherTimeline, match="stands at id 9"):
+                await appending
+            assert contents(partition)[6:] == [b"new"] * 4
+
+    asyncio.run(story())
+
+
 def test_a_client_without_a_view_stops_where_it_knew_of_more() -> None:
     async def story() -> None:
         fake = FakeCluster()
