@@ -21,8 +21,9 @@ ends) closes the budget, refuses what was not sent, gives what was sent `close_s
 and settles the rest as unknown. Until then one timer, for the oldest deadline, settles requests that waited too long.
 
 **Forks.** If an operator ended the log below the position of the client, the server refuses the mount (`OtherTimeline`).
-Then transactions that were fed and not applied are dropped, and the view is asked for its position again. Up to the fork
-the client goes on; above it the partition is stopped. Transactions above the fork are lost, whatever their outcome was.
+Then transactions that were fed and not applied are dropped, and the view is asked for its position again. Up to the fork,
+and on the current timeline, the client goes on; above it the partition is stopped. Transactions above the fork are lost,
+whatever their outcome was.
 
 **First come, first served.** `enter` reserves a place before a transaction exists, so that it is built when its turn comes,
 against the newest view. Its size is known only afterwards, so the transaction that exceeds the limit on bytes still passes.
@@ -330,9 +331,12 @@ class PartitionClient:
             return None
         lineage = self.mount.lineage or Lineage()
         is_ours = position.timeline == self.mount.timeline or lineage.covers(position.timeline, position)
-        if not following[0].done() or not is_ours or position > fork:
+        # Another process may have taken the view to the current timeline.
+        is_on_log = str(position.timeline) == error.facts.get("timeline") or (is_ours and position <= fork)
+        if not following[0].done() or not is_on_log:
             return None
         _log.warning("partition %d continues after id %d: %s", self.partition, position, error.message)
+        self._follower.forget_above(fork)  # the view may be above the fork, with other transactions
         return position
 
     def _reason(self, error: BaseException) -> WaltzError:

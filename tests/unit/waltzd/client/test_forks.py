@@ -319,6 +319,40 @@ def test_an_append_with_a_key_keeps_the_timeline_of_its_call(monkeypatch: pytest
     asyncio.run(story())
 
 
+def test_a_view_that_another_process_has_taken_below_the_fork_and_on_goes_on() -> None:
+    """It is on the log as it is now, although this client was fed what is gone."""
+
+    class Shared(Held):
+        async def apply(self, transaction: Transaction) -> None:  # type: ignore[override]
+            if transaction.id == 5:
+                await self.may_go_on.wait()
+            if transaction.id >= len(self.payloads):
+                await super().apply(transaction)
+
+    async def story() -> None:
+        fake, view, told = FakeCluster(), Shared(), list[int]()
+        partition = fake.partitions[0]
+        partition.write(*[b"old %d" % number for number in range(10)])
+        async with client_of(fake, view) as client:
+            async with asyncio.timeout(5):
+                while len(view.payloads) < 5 or client.status()[0].received < 9:
+                    await asyncio.sleep(0.01)
+            for id in (6, 7):
+                client._clients[0].announce(id, told.append)
+            partition.fork(6)
+            partition.write(b"new", b"newer")
+            view.payloads = contents(partition)
+            view.at = Position(8, partition.lineage.current)
+            await asyncio.sleep(0.1)
+            view.may_go_on.set()
+            partition.write(b"newest")
+            await client.wait_caught_up()
+            assert view.payloads == contents(partition)
+            assert told == [6], "7 is another transaction now"
+
+    asyncio.run(story())
+
+
 def test_a_client_without_a_view_stops_where_it_knew_of_more() -> None:
     async def story() -> None:
         fake = FakeCluster()
