@@ -420,6 +420,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], Generic[E]):
             BadArgument: `build` returned nothing, or set a wrong value; a checked lock has no position to be compared
                 with; or this client has no view to wait for.
             NotMounted, ClientClosed: The partition is not a partition of this client, or the client is not open.
+            OtherTimeline: An operator ended the log below what `build` has seen. Decide anew.
             ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
             Exception: What `build` raises.
         """
