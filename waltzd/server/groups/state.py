@@ -135,6 +135,9 @@ SETTLED = 0xFFFF
 FAILURES_MAX = SETTLED - 1
 PARKED_MAX = 10_000
 TEXT_BYTES_MAX = 1024
+TEXTS_BYTES_MAX = 256 << 10
+"""Largest total size of the texts in one entry; longer ones are cut. With all intervals and parked ids an entry then fits
+into a transaction of 1 MiB, the default limit. An entry that does not fit could never be written."""
 VERSION, FORKED = 1, 2
 """Versions of the encoding: without a timeline, which stands for the first one, and with one behind the head."""
 _SNAPSHOT, _DELTA = 1, 2
@@ -349,8 +352,9 @@ class GroupState:
     ) -> bytes:
         rows = [_INTERVAL.pack(*interval) for interval in intervals]
         aside = []
+        limit = _text_limit(parked.values())
         for id, one in sorted(parked.items()):
-            member, reason = one.member.encode(), one.reason.encode()
+            member, reason = _cut(one.member, limit).encode(), _cut(one.reason, limit).encode()
             aside += [_PARKED.pack(id, one.failures, len(member), len(reason)), member, reason]
         gone, stopped = [_ID.pack(id) for id in sorted(released)], self.stopped.encode()
         version, named = (VERSION, b"") if self.timeline == FIRST else (FORKED, self.timeline.bytes)
@@ -409,9 +413,19 @@ class GroupState:
                 raise GroupStateDamaged(f"id {id} of a group is parked, and also open or above its reach {self.reach}")
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, limit: int = TEXT_BYTES_MAX) -> str:
     """Cut a text of a member to the longest that is kept."""
-    return text.encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
+    return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+
+
+def _text_limit(parked: Iterable[Parked]) -> int:
+    """Return the number of bytes to which each text is cut, so that all texts together fit into one entry."""
+    sizes = [len(text.encode()) for one in parked for text in (one.member, one.reason)]
+    limit = TEXT_BYTES_MAX
+    while sum(sizes) > TEXTS_BYTES_MAX:
+        limit //= 2
+        sizes = [min(size, limit) for size in sizes]
+    return limit
 
 
 class _Reader:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.tiers import together
 from waltzd.errors.operations import GroupStateDamaged
-from waltzd.server.groups.state import FAILURES_MAX, TEXT_BYTES_MAX, GroupState, Interval, Intervals, Parked
+from waltzd.server.groups.state import FAILURES_MAX, PARKED_MAX, TEXT_BYTES_MAX, GroupState, Interval, Intervals, Parked
 
 
 def grown(after: int = 4) -> GroupState:
@@ -221,3 +221,20 @@ def test_one_in_the_middle_is_cut_out_and_comes_back() -> None:
     assert list(found) == [Interval(0, 9, 0)]
     found.clear()
     assert len(found) == 0
+
+
+def test_a_snapshot_of_all_that_may_be_parked_fits_into_one_transaction() -> None:
+    """By default a transaction has at most 1 MiB, and an entry that is larger can never be written."""
+    state = GroupState()
+    for id in range(PARKED_MAX):
+        state.reach_to(id, is_open=True)
+        state.park(id, "worker-1", "ä" * (1 + id % 700))
+        if id == PARKED_MAX // 2:
+            before = state.delta() or b""
+    rest, snapshot = state.delta() or b"", state.snapshot()
+    assert max(map(len, (before, rest, snapshot))) < 1 << 20
+    replayed = GroupState.of(GroupState().snapshot()).apply(before).apply(rest)
+    assert sorted(replayed.parked) == sorted(GroupState.of(snapshot).parked) == list(range(PARKED_MAX))
+    for read in (replayed.parked, GroupState.of(snapshot).parked):
+        assert all(one.member == "worker-1" and one.reason in state.parked[id].reason for id, one in read.items())
+        assert all(one.reason for one in read.values()), "a part of each reason is kept"
