@@ -115,6 +115,10 @@ class Twin:
         member = item.member
         assert member is not None
         self.returned(id, now + (delay or 0.0))
+        self._pass_on(member)
+
+    def _pass_on(self, member: str) -> None:
+        """Another member gets an ordered group, once this one has nothing of it."""
         if self.is_ordered and not self.held():
             self.members[member] = self.members.pop(member)
 
@@ -128,11 +132,14 @@ class Twin:
         count = 0
         while over := [id for id in self.held() if self.items[id].deadline <= now and self._is_timed(id)]:
             first = min(over, key=lambda id: (self.items[id].deadline, id))
+            member = self.items[first].member
+            assert member is not None
             if self.items[first].has_begun:
                 self.failed(first, now)
                 count += 1
             else:
                 self.returned(first, now)
+            self._pass_on(member)
         return count
 
     def _is_timed(self, id: int) -> bool:

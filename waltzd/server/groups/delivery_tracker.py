@@ -266,7 +266,8 @@ class DeliveryTracker:
         self.state = state
         self._dispatch = dispatch_order_for(settings.mode)
         self._members: dict[str, _Member] = {}
-        """Members by name, in the order of their next delivery. In an ordered group: in the order in which they joined."""
+        """Members by name, in the order of their next delivery. In an ordered group: in the order in which they joined, or
+        lost the partition."""
         self._flights: dict[int, _Flight] = {}
         """Deliveries in flight by id, in the order in which they were delivered."""
         self._order: list[int] = []
@@ -468,16 +469,24 @@ class DeliveryTracker:
         return None
 
     def expire(self, now: float) -> int:
-        """Release deliveries whose deadline is over; return the number of failures."""
+        """Release deliveries whose deadline is over; return the number of failures. In an ordered group the next member
+        gets the partition, because this one may hang."""
         count = 0
         while (alarm := self._first_alarm()) is not None and alarm[0] <= now:
             _, id, _ = heappop(self._deadlines)
+            name = self._flights[id].member
             if self._flights[id].has_begun:
                 self._fail(id, f"it was not acknowledged in {self.settings.ack_wait:g} seconds", now)
                 count += 1
             else:
                 self._return(id, now)
+            self._pass_on(name)
         return count
+
+    def _pass_on(self, name: str) -> None:
+        """Make a member of an ordered group the last to get the partition, unless it still has deliveries in flight."""
+        if self.settings.mode is Mode.ORDERED and not self._flights:
+            self._members[name] = self._members.pop(name)
 
     # -- acknowledgements ----------------------------------------------------------------------------------------------
 
@@ -512,8 +521,7 @@ class DeliveryTracker:
                 continue
             self._return(id, now + (delay or 0.0))
             self.handed_back += 1
-            if self.settings.mode is Mode.ORDERED and not self._flights:
-                self._members[name] = self._members.pop(name)
+            self._pass_on(name)
         return result
 
     def reject(self, name: str, epoch: int, tag: int, first: int, last: int, now: float, *, reason: str) -> AckResult:

@@ -342,6 +342,22 @@ def test_an_ordered_group_stays_where_something_is_under_way() -> None:
     assert [one.member for one in found.deliver(1)] == ["old"], "no two members may have the partition"
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_an_ordered_group_leaves_a_member_whose_time_is_over(has_begun: bool) -> None:
+    """Its application hangs, and its connection stays: the partition would wait for it as long as the process lives."""
+    found = tracker(Mode.ORDERED, 2, members=(), ack_wait=10.0)
+    for name in ("hangs", "works"):
+        found.join(name, tells_begun=True)
+    first, _ = found.deliver(0)
+    assert first.member == "hangs"
+    if has_begun:
+        found.begin("hangs", 1, first.tag, 0, 0)
+    assert found.expire(10) == has_begun
+    again = found.deliver(10)
+    assert [(one.member, one.id, one.attempt) for one in again] == [("works", 0, 1 + has_begun), ("works", 1, 1)]
+    assert found.acknowledge("works", 1, again[-1].tag, 0, 1, 11).taken == 2
+
+
 def test_all_that_a_member_of_an_older_version_was_given_counts_as_begun() -> None:
     found = tracker(Mode.QUEUE, 3)
     found.deliver(0)
