@@ -462,6 +462,14 @@ class GroupPartition:
         self._wanted[first, last] = None
         self._want.set()
 
+    def _forget_wanted(self) -> None:
+        """Drop the requests for records after the position was moved: one that cannot be read may not be needed any more.
+        What is still needed is requested again."""
+        self._wanted.clear()
+        self._cannot_read("")
+        for member in self._members.values():
+            member.changed.set()
+
     async def _read(self) -> None:
         """Read the requested ranges one by one, sharing the disks with all readers of this server."""
         cold = self.pipeline.cold_reader(with_locks=self._needs_locks)
@@ -479,7 +487,8 @@ class GroupPartition:
                         self._wanted.clear()
                         continue
                     except WaltzError as error:
-                        self._cannot_read(f"id {first} cannot be read: {error.message}")
+                        if (first, last) in self._wanted:
+                            self._cannot_read(f"id {first} cannot be read: {error.message}")
                         await asyncio.sleep(pause)
                         pause = min(2 * pause, READ_AGAIN_SECONDS_MAX)
                         continue
@@ -659,6 +668,7 @@ class GroupPartition:
                 last = _only(ids, "a skip")
                 self._check_id(last)
                 count = tracker.lose(last + 1, now)
+                self._forget_wanted()
             case Change.GO_ON:
                 count = 1 if tracker.state.stopped else 0
                 if count:
@@ -699,6 +709,7 @@ class GroupPartition:
         state, number = self._state, self._checkpointer.writer.changes
         if is_new:
             self._tracker, self._other = DeliveryTracker(settings_of(self.meta), state), None
+            self._forget_wanted()
             if self._claimed.done():  # before it is written, a new owner could choose the same epoch
                 self._claimed = self._loop.create_future()
                 self._tasks.append(self._task(self._open_again(number), "reset"))
@@ -725,6 +736,7 @@ class GroupPartition:
         with suppress(WaltzError):  # the partition has ended, and its error was raised to callers
             await self._checkpointer.kept(number)
             self._claimed.set_result(None)
+            self.touch()  # a member may have joined while the change began, and nothing was delivered until now
 
     def _send_away(self, member: Consumer) -> None:
         """Dismiss a member, because its deliveries are of an earlier epoch."""

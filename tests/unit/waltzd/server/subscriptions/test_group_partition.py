@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.waltzd.server.subscriptions.room import Room
+from tests.unit.waltzd.server.subscriptions.room import Hand, Room
 from waltzd.client import client
 from waltzd.cluster.groups import GroupMeta, GroupStart
 from waltzd.errors import (
@@ -25,9 +25,11 @@ from waltzd.errors import (
     NotInGroup,
     NotReady,
     NotSent,
+    OnlyInArchive,
     WaltzError,
 )
 from waltzd.errors.operations import BadFrame, ChangedMeanwhile, GroupStateDamaged, SessionEnded
+from waltzd.format.record import Run
 from waltzd.protocol.batches import PROBE_KIND
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import (
@@ -45,6 +47,7 @@ from waltzd.protocol.groups import (
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Unknown, append_lock, write_lock
 from waltzd.protocol.policy import Amount, Quotas
 from waltzd.protocol.positions import Position
+from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import QuotaUsage, principal_of
 from waltzd.server.groups import state_log, state_writer
 from waltzd.server.groups.state import GroupState, Parked
@@ -423,6 +426,42 @@ def test_what_has_left_the_memory_of_the_server_is_read_from_storages() -> None:
     Room.run(story)
 
 
+@pytest.mark.parametrize("change", [Change.SKIP, Change.RESET])
+def test_a_group_goes_on_behind_what_cannot_be_read_once_an_operator_moves_it(
+    change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unreadable:
+        async def read(self, first: int, last: int) -> Run:
+            await asyncio.sleep(5)
+            raise OnlyInArchive(f"id {first} is only in the archive", partition=0, first_id=first)
+
+    async def story(room: Room) -> None:
+        tail = room.cluster._running(room.cluster.owner(0)).owner.pipeline(0, None).session.cache
+        tail._bytes_max = 1 << 20
+        for _ in range(3):
+            await room.append(50, size=20_000)
+        assert 0 < tail.first_id < 148
+        monkeypatch.setattr(Pipeline, "cold_reader", lambda self, *, with_locks=False: Unreadable())
+        made_at = (await room.make("mailer")).made_at
+        async with room.member("mailer", "a") as a:
+            await a.until(lambda: "only in the archive" in a.paused)
+            await asyncio.sleep(1)  # it is being tried again
+            await room.coordinator().change("mailer", made_at, 0, change, [148])
+            if change is Change.SKIP:
+                await goes_on(room, a)
+        if change is Change.RESET:  # it sends all members away
+            async with room.member("mailer", "b") as b:
+                await goes_on(room, b)
+
+    async def goes_on(room: Room, member: Hand) -> None:
+        assert [one.id for one in await member.take(1)] == [149]
+        await asyncio.sleep(10)
+        await room.append(1)
+        assert [one.id for one in await member.take(1)] == [150]
+
+    Room.run(story)
+
+
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
@@ -671,6 +710,44 @@ def test_nobody_joins_a_group_that_was_reset_before_that_is_written() -> None:
             coordinator.group_log = log
             assert (await resetting).floor == -1
             assert await coming == before + 1
+
+    Room.run(story)
+
+
+def test_a_member_that_joins_while_the_group_is_claimed_and_reset_is_given_what_is_there() -> None:
+    async def story(room: Room) -> None:
+        await room.append(2)
+        made_at = (await room.make("mailer")).made_at
+        coordinator, log = room.coordinator(), room.coordinator().group_log
+        coordinator.group_log = Away(log)
+        resetting = asyncio.create_task(coordinator.change("mailer", made_at, 0, Change.RESET, [-1]))
+        await room.until(lambda: bool(list(coordinator.active)))
+
+        async def come() -> list[int]:
+            async with room.member("mailer", "a") as a:
+                await a.take(2)
+                return a.ids
+
+        coming = asyncio.create_task(come())
+        await asyncio.sleep(0.1)
+        coordinator.group_log = log
+        assert (await resetting).floor == -1
+        assert await coming == [0, 1], "although nothing else happens in the partition"
+
+    Room.run(story)
+
+
+def test_long_reasons_do_not_keep_a_group_from_writing_its_whole_state() -> None:
+    async def story(room: Room) -> None:
+        await room.append(1200)
+        await room.make("mailer", max_in_flight=1200)
+        async with room.member("mailer", "a") as a:
+            await a.take(1200)
+            answer = await a.say(AckKind.REJECT, *range(1200), reason="x" * 1024)
+            assert answer.taken == 1200
+            async with asyncio.timeout(10):
+                await room.write("mailer")
+        assert len(await room.parked_in_log("mailer")) == 1200
 
     Room.run(story)
 
