@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from waltzd.client.follower import Call
@@ -409,7 +410,8 @@ def _one_of(kind: type[K], what: str, value: str) -> K:
 def _ms(what: str, seconds: float, least: int) -> int:
     from waltzd.cluster.groups import MS_MAX
 
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not least <= round(seconds * 1000) <= MS_MAX:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds)
+    if not is_number or not least <= round(seconds * 1000) <= MS_MAX:
         raise BadArgument(f"{what} must be seconds from {least / 1000:g} to {MS_MAX // 1000}, not {seconds!r}")
     return round(seconds * 1000)
 

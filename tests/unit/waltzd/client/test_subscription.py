@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -401,6 +402,8 @@ def test_a_group_begins_where_it_was_said_and_making_it_again_changes_nothing() 
         {"start": "middle"},
         {"start": datetime(2026, 1, 1)},
         {"ack_wait": 0},
+        {"ack_wait": math.inf},
+        {"back_off": [math.nan]},
         {"max_in_flight": 0},
         {"back_off": [-1]},
         {"then": "drop"},
