@@ -159,10 +159,10 @@ def _typed(text: str) -> tuple[int, Sequence[int]]:
                 not_done="nothing was changed",
                 next_step="write a partition and the ids there: 0:17,20-25",
             )
-        ids = range(int(first), int(last or first) + 1)
-        if len(found) + len(ids) > IDS_MAX:
+        begin, end = int(first), int(last or first) + 1
+        if len(found) + end - begin > IDS_MAX:
             raise BadArgument(f"{text!r}: more than {IDS_MAX:,} ids at once", not_done="nothing was changed")
-        found |= set(ids)
+        found |= set(range(begin, end))
     return int(number), sorted(found)
 
 

@@ -38,6 +38,7 @@ from waltzd.cluster.documents import ServerMeta
 from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import BadArgument, NoSuchPartition, Retry, WaltzError
 from waltzd.errors.operations import ChangedMeanwhile, NoServerUp, Unfinished, WrongPeer
+from waltzd.format.layout import ID_MAX
 from waltzd.protocol.channels import numbers_of
 from waltzd.protocol.groups import RESET_DRAWS, Change, Changed, reset_epoch
 from waltzd.wire.servers import ServerAdminClient, ServerClient
@@ -193,7 +194,8 @@ def _ids(text: str, numbers: Sequence[int], option: str) -> dict[int, int]:
     found: dict[int, int] = {}
     for part in text.split(","):
         number, is_of_one, id_ = part.strip().rpartition("=")
-        if not id_.isdecimal() or (is_of_one and not number.isdecimal()) or (not is_of_one and "," in text):
+        is_id = id_.isdecimal() and int(id_) <= ID_MAX
+        if not is_id or (is_of_one and not number.isdecimal()) or (not is_of_one and "," in text):
             raise BadArgument(
                 f"{option} {text}: this is not an id or a list of ids",
                 not_done="nothing was changed",
