@@ -2,8 +2,8 @@
 copies, the versions that work together.
 
 Take a token, then look and act, then wait with that token: so a change that comes while we act is noticed afterwards. A
-failure is logged once, and retried when a document has changed. Only while the coordinator does not answer is it retried
-after a pause, because its return is no change of a document.
+failure is logged once, and retried when a document has changed. Only while the coordinator does not answer, or refuses the
+wait, is it retried after a pause, because its return is no change of a document.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ class Reconciler:
         """Run for ever; raise `NameInUse`, `LevelUnknown` or `IncompatibleVersion`: this process must not continue then."""
         seen: object | None = None
         while True:
+            has_waited = False
             try:
                 seen = await self._wait(seen)
+                has_waited = True
                 await self._act()
             except (NameInUse, LevelUnknown, IncompatibleVersion):
                 raise
             except CannotConnect as error:
                 self._say(error)
-                seen = None
-                await asyncio.sleep(AGAIN_SECONDS)
+                seen, has_waited = None, False
             except NodeMissing as error:
                 self._say(error)
             except ChangedMeanwhile:
@@ -66,6 +67,8 @@ class Reconciler:
                 self._say(error)
             else:
                 self._end_of_trouble()
+            if not has_waited:  # the coordinator is away, or refuses the wait, and would do so again at once
+                await asyncio.sleep(AGAIN_SECONDS)
 
     def _say(self, error: WaltzError) -> None:
         if error.message != self.trouble:

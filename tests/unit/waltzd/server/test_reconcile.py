@@ -25,9 +25,9 @@ from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import ClusterMeta, CopyRate, ServerMeta
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import BadArgument, CannotConnect
-from waltzd.errors.operations import IncompatibleVersion, LevelUnknown, NodeMissing
+from waltzd.errors.operations import CoordinatorRefused, IncompatibleVersion, LevelUnknown, NodeMissing
 from waltzd.protocol.document import encode
-from waltzd.server.reconcile import FORGET_SECONDS, CopyRateLimit, NameRecorder, VersionCheck
+from waltzd.server.reconcile import FORGET_SECONDS, CopyRateLimit, NameRecorder, Reconciler, VersionCheck
 from waltzd.server.registration import Registration
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
@@ -158,6 +158,38 @@ def test_how_it_is_typed() -> None:
     for wrong in ("fast", "0", "-1MB"):
         with pytest.raises(BadArgument, match="--rate"):
             options_of("--rate", wrong)
+
+
+def test_a_server_that_may_not_look_any_more_does_not_ask_without_end() -> None:
+    """An operator gave the documents to credentials that this server does not have: each wait is refused at once."""
+
+    async def work() -> None:
+        asked = acted = 0
+
+        async def wait(seen: object | None) -> object:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(0)
+            if asked > 1000 or loop.time() - began >= 60:
+                return await asyncio.Future()
+            raise CoordinatorRefused("the node belongs to others")
+
+        async def act() -> None:
+            nonlocal acted
+            acted += 1
+
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        reconciler = Reconciler("policy", wait=wait, act=act)
+        following = asyncio.create_task(reconciler.run())
+        await asyncio.sleep(61)
+        following.cancel()
+        await asyncio.wait([following])
+        assert 10 < asked < 100
+        assert acted == 0
+        assert reconciler.trouble == "the node belongs to others"
+
+    timeless.run(work())
 
 
 def test_a_server_two_minor_versions_away_is_refused_by_name() -> None:
