@@ -318,6 +318,9 @@ class DeliveryTracker:
         """Return the sorted ids below the cursor that must be offered again."""
         return sorted(self._again)
 
+    def is_again(self, id: int) -> bool:
+        return id in self._again
+
     def offer(self, id: int, key: Hashable | None = None, *, is_wanted: bool = True) -> None:
         """Take a transaction of the log: `upcoming`, or one of `again`. `key` is used in keyed groups. `is_wanted` is
         False if the filter of the group excludes it."""

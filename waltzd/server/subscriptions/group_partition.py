@@ -138,6 +138,8 @@ IDLE_SECONDS = 5.0
 OFFER_BYTES = 256 << 10
 OFFERS_MAX = 2000
 """Largest number of transactions offered in one turn, so that other partitions get their turn."""
+AGAIN_MAX = 100
+"""Largest number of replayed transactions offered in one turn; each of them may take a block of its own."""
 AHEAD_MIN = 256
 """Transactions offered ahead, in addition to twice the room of all members. A keyed group takes as many as the tracker
 allows, because transactions of one key wait for each other."""
@@ -391,12 +393,17 @@ class GroupPartition:
     def _offer(self) -> None:
         """Offer transactions that are in memory, and request the rest from the reader."""
         tracker, tail = self._tracker, self.pipeline.session.cache
-        for id in tracker.again:
+        again = tracker.again
+        for id in again[:AGAIN_MAX]:
             block = self._block(id)
             if block is None:
-                self.want(id, id)
-            else:
-                self._offer_block(block, id, id)
+                self.want(id, id)  # a turn follows, which offers it and the next ones
+                break
+            self._offer_block(block, id, id)
+        else:
+            if len(again) > AGAIN_MAX:
+                self.touch()
+                return
         offered = 0
         while (room := self._ahead()) > 0 and (first := tracker.upcoming) <= self.pipeline.committed:
             if offered >= OFFERS_MAX:
@@ -424,7 +431,7 @@ class GroupPartition:
         before = tracker.state.reach
         for at, is_wanted in enumerate(wanted.tolist()):
             id = first + at
-            if id == tracker.upcoming or (id <= tracker.cursor and id in tracker.again):
+            if id == tracker.upcoming or tracker.is_again(id):
                 tracker.offer(id, keys[at] if keys is not None else None, is_wanted=is_wanted)
         if tracker.state.reach != before:
             self._checkpointer.changed(0)

@@ -50,11 +50,13 @@ from waltzd.protocol.positions import Position
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import QuotaUsage, principal_of
 from waltzd.server.groups import state_log, state_writer
+from waltzd.server.groups.delivery_tracker import DeliveryTracker
 from waltzd.server.groups.state import GroupState, Parked
 from waltzd.server.groups.state_log import WHOLE_GROUP, Key, lock_of, state_entry
 from waltzd.server.subscriptions import group_partition
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import GroupLog
+from waltzd.server.subscriptions.group_partition import GroupPartition
 
 
 def test_members_share_a_queue_and_what_is_acknowledged_comes_never_again() -> None:
@@ -733,6 +735,43 @@ def test_a_member_that_joins_while_the_group_is_claimed_and_reset_is_given_what_
         coordinator.group_log = log
         assert (await resetting).floor == -1
         assert await coming == [0, 1], "although nothing else happens in the partition"
+
+    Room.run(story)
+
+
+def test_a_replay_of_thousands_does_not_hold_up_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took seconds in one turn, and a server whose loop stands loses its partitions."""
+    count, turns, sorted_again, offered = 1500, list[tuple[int, int]](), 0, 0
+    turn, offer = GroupPartition._turn, DeliveryTracker.offer
+
+    def again(tracker: DeliveryTracker) -> list[int]:
+        nonlocal sorted_again
+        sorted_again += 1
+        return sorted(tracker._again)
+
+    def one_more(tracker: DeliveryTracker, id: int, key: object = None, *, is_wanted: bool = True) -> None:
+        nonlocal offered
+        offered += 1
+        offer(tracker, id, is_wanted=is_wanted)
+
+    def in_turn(self: GroupPartition) -> None:
+        before = sorted_again, offered
+        turn(self)
+        turns.append((sorted_again - before[0], offered - before[1]))
+
+    async def story(room: Room) -> None:
+        await room.append(count)
+        made_at = (await room.make("mailer", max_in_flight=count)).made_at
+        async with room.member("mailer", "a") as a:
+            await a.take(count)
+            await a.say(AckKind.REJECT, *range(count), reason="not now")
+            for name, value in {"again": property(again), "offer": one_more}.items():
+                monkeypatch.setattr(DeliveryTracker, name, value)
+            monkeypatch.setattr(GroupPartition, "_turn", in_turn)
+            assert (await room.coordinator().change("mailer", made_at, 0, Change.REPLAY, ())).count == count
+            assert [one.id for one in await a.take(count)] == [*range(count)]
+        assert max(turns, key=lambda one: one[0])[0] <= 1
+        assert max(turns, key=lambda one: one[1])[1] <= group_partition.AGAIN_MAX
 
     Room.run(story)
 
