@@ -438,7 +438,10 @@ class GroupCoordinator:
                 group=name,
                 partition=partition,
             )
-        key = Key(name, made_at, partition)
+        return await self._activated(Key(name, made_at, partition), meta, pipeline)
+
+    async def _activated(self, key: Key, meta: GroupMeta, pipeline: Pipeline) -> GroupPartition:
+        """Return an active group partition, also of a partition that has left the channel of the group."""
         found = self._active.get(key)
         if found is None or found.pipeline is not pipeline or found.error is not None:
             found = GroupPartition(key, meta, pipeline, self, self._on_fatal)
@@ -605,8 +608,9 @@ class GroupCoordinator:
                 return False
             await self._written(group_entry(meta, key.made_at), lock_of(key.name))
             return True
-        if self._own_pipeline(key.partition) is None:
+        pipeline = self._own_pipeline(key.partition)
+        if pipeline is None:
             return False
-        group_partition = await self.group_partition(key.name, key.partition, None)
+        group_partition = await self._activated(key, meta, pipeline)
         await group_partition.rewrite()
         return True

@@ -613,6 +613,33 @@ def test_the_group_log_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
     Room.run(story)
 
 
+def test_the_group_log_stays_short_when_a_partition_has_left_the_channel_of_a_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state_log, "SLACK_BYTES", 2000)
+
+    async def story(room: Room) -> None:
+        room.cluster.set_channels({"orders": "0", "rest": "0-1"})
+        await room.append(200)
+        await room.make("one", partitions=Parts("orders"))
+        await room.make("two", partitions=Parts("rest"))
+        async with room.member("one", "a") as a:
+            await a.take(1)
+        await room.until(lambda: not list(room.coordinator().active))
+        room.cluster.set_channels({"orders": "1", "rest": "0-1"})
+        async with room.member("two", "a", room=1) as a:
+            for _ in range(200):
+                (given,) = await a.take(1)
+                await a.acknowledge(given.id)
+                await room.write("two")
+        known = room.coordinator().state_log
+        await room.until(lambda: known.overdue is None)
+        assert known.floor > 100
+        assert known.state("one", 0) is not None, "it may come back"
+
+    Room.run(story, partitions=2)
+
+
 class Removed:
     """The group log, where another server removes a group between what this one has read and what it writes."""
 
