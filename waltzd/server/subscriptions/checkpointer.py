@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from waltzd.errors import GroupBeyondLog, NeedsBatches, NoSuchGroup, NotReady, OtherTimeline, WaltzError
+from waltzd.errors import NeedsBatches, NoSuchGroup, NotReady, OtherTimeline, WaltzError
 from waltzd.errors.operations import GroupStateDamaged
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.positions import Position
@@ -83,7 +83,7 @@ class GroupCheckpointer:
                     self.writer = writer
                     self._note("")
                     return True
-            except (NoSuchGroup, NeedsBatches, GroupBeyondLog) as error:
+            except (NoSuchGroup, NeedsBatches) as error:
                 self._over(error)
                 return False
             except WaltzError as error:

@@ -190,8 +190,9 @@ class GroupPartition:
         self.pipeline = pipeline
         self.error: WaltzError | None = None
         """Why the group partition has ended; None while it is active."""
-        self._other: OtherTimeline | None = None
-        """Error of a group that acknowledged transactions of another timeline and delivers nothing; None otherwise."""
+        self._other: OtherTimeline | GroupBeyondLog | None = None
+        """Error of a group that is of another timeline or above the end of the log, and delivers nothing before a reset;
+        None otherwise."""
         self.paused = ""
         """Why deliveries are paused without an operator's doing; empty while they are not."""
         self.delivered = self.acknowledged = self.failed = self.lost = 0
@@ -281,7 +282,10 @@ class GroupPartition:
         writer = GroupStateWriter(key, state_log, after=start, now=self._now(), lineage=lineage)
         self._other = other_timeline(key, writer.state, lineage)
         if self._other is None:
-            check_group_partition(meta, key.partition, self.pipeline, writer.state.reach)
+            try:
+                check_group_partition(meta, key.partition, self.pipeline, writer.state.reach)
+            except GroupBeyondLog as error:
+                self._other = error  # it is claimed nevertheless: only an owner can reset it
         if writer.dropped is not None:
             self._say(
                 f"moves to timeline {lineage.number} of the log, which forks behind id {writer.dropped.fork}: nothing "
@@ -548,6 +552,8 @@ class GroupPartition:
         same name."""
         if self.error is not None:
             raise self.error
+        if isinstance(self._other, GroupBeyondLog):
+            raise self._other
         older = self._members.get(member.name)
         if older is not None:
             self.leave(older, is_lost=True)

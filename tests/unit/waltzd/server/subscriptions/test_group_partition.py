@@ -52,7 +52,7 @@ from waltzd.server.clients.registry import QuotaUsage, principal_of
 from waltzd.server.groups import state_log, state_writer
 from waltzd.server.groups.delivery_tracker import DeliveryTracker
 from waltzd.server.groups.state import GroupState, Parked
-from waltzd.server.groups.state_log import WHOLE_GROUP, Key, lock_of, state_entry
+from waltzd.server.groups.state_log import WHOLE_GROUP, Key, group_entry, lock_of, state_entry
 from waltzd.server.subscriptions import group_partition
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import GroupLog
@@ -762,6 +762,29 @@ def test_a_member_that_joins_while_the_group_is_claimed_and_reset_is_given_what_
         coordinator.group_log = log
         assert (await resetting).floor == -1
         assert await coming == [0, 1], "although nothing else happens in the partition"
+
+    Room.run(story)
+
+
+def test_a_group_above_the_end_of_the_log_is_moved_by_a_reset() -> None:
+    """Its server does not own every partition, so it could not know: the error says to reset the group."""
+
+    async def story(room: Room) -> None:
+        await room.append(3)
+        coordinator = room.coordinator()
+        meta = GroupMeta(name="mailer", partitions=None, mode=Mode.QUEUE, starts=(GroupStart(0, 99),))
+        assert await coordinator._written(group_entry(meta), lock_of("mailer")) is not None
+        for _ in range(2):
+            with pytest.raises(GroupBeyondLog):
+                async with room.member("mailer", "a"):
+                    raise AssertionError("it would pass over what gets these ids")
+        with pytest.raises(GroupBeyondLog):
+            await coordinator.change("mailer", None, 0, Change.SKIP, [1])
+        assert "no id above 2" in room.group_partition("mailer").stopped
+        assert (await coordinator.change("mailer", None, 0, Change.RESET, [0])).floor == 0
+        async with room.member("mailer", "a") as a:
+            assert [one.id for one in await a.take(2)] == [1, 2]
+        assert room.group_partition("mailer").stopped == ""
 
     Room.run(story)
 
