@@ -23,6 +23,7 @@ LINES_MAX = {
     1_925, "waltzd/storage": 3_145, "waltzd/storage/offline": 1_690, "waltzd/storage/replica": 4_540, "waltzd/testing":
     1_825, "waltzd/wire": 5_485,
     "spark": 8_490, "waltzctl": 25_760, "waltzd": 1_790, "waltzd/archive": 4_265, "waltzd/client": 8_970,
+    "spark": 8_490, "waltzctl": 25_760, "waltzd": 1_790, "waltzd/archive": 4_265, "waltzd/client": 9_020,
     "waltzd/cluster": 3_850, "waltzd/daemon": 2_845, "waltzd/disk": 920, "waltzd/format": 3_830, "waltzd/observe": 385,
     "waltzd/protocol": 4_255, "waltzd/server": 1_910, "waltzd/server/clients": 3_440, "waltzd/server/core": 2_355,
     "waltzd/server/groups": 1_680, "waltzd/server/session": 3_630, "waltzd/server/subscriptions": 2_245, "waltzd/sql":

@@ -386,7 +386,8 @@ class SqlView(Generic[E_contra]):
                     f"the position of partition {part[0].partition} is {reached} and cannot be raised from there",
                     partition=part[0].partition,
                 )
-            at += max(0, reached - part[0].id + 1)
+            # Not behind the part, also if another process is further: what follows may be above a fork.
+            at += max(0, min(reached, part[-1].id) - part[0].id + 1)
 
     def _checked_cluster(self) -> UUID:
         if self._cluster is None:

@@ -240,6 +240,20 @@ def test_a_view_of_a_cluster_whose_log_is_ended_behind_id_5(engine: Engine, reac
     LocalCluster().run(story)
 
 
+@pytest.mark.parametrize("batch_max", [5, 7, 10, 500])
+def test_what_was_fed_above_the_fork_is_not_taken_for_what_another_process_applied(engine: Engine, batch_max: int) -> None:
+    log, new = Log(), view_of(engine)
+    log.grow(20)
+    before = log.feed(0)
+    old = view_of(engine, batch_max=batch_max)
+    log.fork(9)
+    log.grow(20)
+    new.apply_all(log.feed(0))
+    with pytest.raises(OtherTimeline):
+        old.apply_all(before)
+    assert content(engine) == log.rows
+
+
 def test_an_inbox_of_a_group_whose_log_is_ended_behind_id_5(engine: Engine) -> None:
     """The group has kept no acknowledgement, so it gives all ids out again, and the inbox tells the new ones apart."""
     done: list[bytes] = []
