@@ -167,8 +167,9 @@ def _sort(one: Listed, found: Survey) -> None:
     if match is None:
         found.strange.append(one)
         return
-    known = [one.last for one in (*found.manifests.values(), *found.older) if one.partition == int(match[1])]
-    is_behind = int(match[4]) > max(known, default=-1)
+    # An earlier timeline may have had ids that the current one only now writes and uploads.
+    current = found.manifests.get(int(match[1]))
+    is_behind = current is None or int(match[4]) > current.last
     # If a chunk cannot be read, it is unknown what it names.
     is_unknown = any(flaw.partition == int(match[1]) for flaw in found.flaws)
     (found.pending if is_behind or is_unknown else found.orphans).append(one)

@@ -19,6 +19,7 @@ from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, UnknownVers
 from waltzd.format.footer import NO_HASH
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED
 
 KEY = UUID(int=5)
 
@@ -123,6 +124,34 @@ def test_what_an_upload_left_is_no_orphan_before_its_ids_are_archived() -> None:
     upload(store, known, 1)
     found = survey(store)
     assert (names(found), [one.name for one in found.strange]) == (([left], []), ["of-somebody-else"])
+
+
+def test_what_a_later_timeline_uploads_is_no_orphan_although_an_earlier_one_had_its_ids() -> None:
+    """A rescue gave up what was archived; its objects stay, and say nothing of what the log writes anew under these ids."""
+    store = archive(4, partitions=1)
+    before = survey(store).manifests[0]
+    fork = survey(store).pieces[0][1].last
+    lineage = NEVER_FORKED.forked(
+        identity=UUID(int=9), fork=fork, session=7, parent=FIRST, cause="partition rescue", began="2026-01-01", who=None
+    )
+    mine = PartitionArchive(store, label_in(store, KEY, lambda: KEY, before.archive), 0, lineage.current)
+    begin = mine.begin_timeline(lineage, [PartitionArchive(store, mine.label, 0).manifest_at(2) or before])
+    assert begin.last == fork < before.last
+    known = Archived(
+        archive=begin.archive, number=begin.number, sha256=begin.sha256, last_id=begin.last, timeline=lineage.current
+    )
+    batches = batches_of([[b"a", b"b"], [b"c"]] * 2 + [[b"x", b"y"], [b"z"]] * 2, cuts=range(1, 8, 2))
+    footer = NO_HASH
+    for own in segments_of(batches)[:3]:
+        data, footer = segment_raw(own, key=KEY, partition=0, footer_before=footer)
+    expected = FileHeader(created_ms=0, key=KEY, partition=0, first_id=own[0].first_id)
+    index = index_raw(own, key=KEY, partition=0)
+    piece = segment_entry(data, index, expected=expected, last_id=own[-1].last_id, path="here")
+    assert fork < piece.first < piece.last < before.last
+    store.put_new(piece.name(0), data + index)  # the upload is on its way: its manifest comes next
+    assert names(survey(store)) == ([], [piece.name(0)])
+    mine.add(known, piece, data + index)
+    assert names(survey(store)) == ([], [])
 
 
 @pytest.mark.slow
