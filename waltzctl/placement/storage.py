@@ -61,7 +61,7 @@ from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, BadArgument, ForeignCluster, NoSuchPartition, WaltzError
-from waltzd.errors.operations import GroupLogRefused, NameInUse, Unfinished, Unsafe
+from waltzd.errors.operations import ChangedMeanwhile, GroupLogRefused, NameInUse, Unfinished, Unsafe
 from waltzd.format.finding import Finding
 from waltzd.format.layout import aside_partition
 from waltzd.protocol.address import parse_address
@@ -814,8 +814,9 @@ def tidy(command: ChangeCommand, name: str) -> int:
         metas = {number: (await cluster.partition(number))[0] for number in forgotten}
         old = [one.name for one in answering(now.found, name).set_aside]
 
-        async def do(_cluster: Cluster, _report: Report) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             async with daemons.admin(now.found.meta.key, storage) as admin:
+                await _check_forgotten(cluster, name, forgotten)
                 _check_all(await admin.remove_partitions(forgotten), "removed") if forgotten else None
                 deleted = await admin.delete_aside(old) if old else []
             return {
@@ -846,6 +847,18 @@ def tidying(now: PlacementState, name: str, metas: Metas) -> Plan:
 def _forgotten(now: PlacementState, name: str) -> list[int]:
     """Return the partitions of which a storage holds a replica that no document assigns to it."""
     return sorted(one.partition for one in answering(now.found, name).assigned if name not in now.roles(one.partition))
+
+
+async def _check_forgotten(cluster: Cluster, name: str, forgotten: Sequence[int]) -> None:
+    """Raise `ChangedMeanwhile` if another operator has assigned one of these replicas to the storage since the plan."""
+    sets, _ = await cluster.replicas()
+    assigned = [number for number in forgotten if name in sets.partitions.get(number, {})]
+    if assigned:
+        raise ChangedMeanwhile(
+            f"{format_partitions(assigned, 'was', 'were')} assigned to {name} by another operator",
+            not_done="nothing was set aside or deleted",
+            next_step="look with `waltzctl history`, then plan again with --dry-run",
+        )
 
 
 def cleaning(now: PlacementState, name: str, found: Sequence[SetAside]) -> Plan:
