@@ -42,7 +42,7 @@ from waltzd.cluster.cluster import HISTORY_MAX, Cluster, all_archived
 from waltzd.cluster.documents import KEEP_ALL, Keep, keep_of
 from waltzd.cluster.metadata import read_documents, write
 from waltzd.errors import EXIT_OK, BadArgument, WaltzError
-from waltzd.errors.operations import BadMetadata, FormatUnknown, Unfinished, Unsafe
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, FormatUnknown, NodeMissing, Unfinished, Unsafe
 from waltzd.format.layout import BATCHES, VERSIONS
 from waltzd.protocol.level import THIS, Program
 
@@ -217,6 +217,7 @@ def delete(
 
         async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             await _check_rest(cluster, name)
+            versions = await cluster.versions()  # first, so that only what is saved is deleted
             saved = await read_documents(cluster, moment=moment.now())
             if saved.left_out:
                 raise BadMetadata(
@@ -225,7 +226,14 @@ def delete(
                     next_step="delete or repair these documents first",
                 )
             write_new(path, write(saved), not_done="nothing was deleted")  # flushed before anything is deleted
-            deleted = await cluster.delete()
+            try:
+                deleted = await cluster.delete(versions)
+            except (ChangedMeanwhile, NodeMissing) as error:
+                raise ChangedMeanwhile(
+                    f"another process changed the documents after they were saved to {path}: {error.message}",
+                    not_done="nothing was deleted",
+                    next_step="look with `waltzctl history`, then run the command again, with another --save FILE",
+                ) from error
             last_seen.path_of(target.where).unlink(missing_ok=True)
             return {"documents": deleted, "file": str(path)}
 

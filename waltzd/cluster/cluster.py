@@ -661,12 +661,18 @@ class Cluster:
 
     # -- its end -------------------------------------------------------------------------------------------------------
 
-    async def delete(self) -> int:
-        """Delete every document of the cluster in one transaction; return their number."""
+    async def versions(self) -> dict[str, int]:
+        """Return the version of every node, each after its parent."""
         await self.check_alone()
-        paths = await self.paths()
-        await self.coordinator.commit([Delete(path, await self._version_of(path)) for path in reversed(paths)])
-        return len(paths)
+        return {path: await self._version_of(path) for path in await self.paths()}
+
+    async def delete(self, versions: Mapping[str, int] | None = None) -> int:
+        """Delete every document of the cluster in one transaction; return their number. Raise `ChangedMeanwhile` if a
+        document was created or changed since the nodes had these `versions`."""
+        if versions is None:
+            versions = await self.versions()
+        await self.coordinator.commit([Delete(path, versions[path]) for path in reversed(list(versions))])
+        return len(versions)
 
     # -- access control ------------------------------------------------------------------------------------------------
 
