@@ -5,10 +5,13 @@ it may be out of date, so readers check whether each still runs."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -202,8 +205,9 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
             path.write_bytes(data)
             return
         beside = path.with_name(path.name + ".new")
-        _write_flushed(beside, data, os.O_TRUNC, mode)
-        beside.replace(path)
+        with _opened_alone(beside, mode) as number:
+            _write_flushed(beside, number, data)
+            beside.replace(path)
     except OSError as error:
         raise unwritten(error, path, "nothing was written") from error
     RealDisk().flush_directory(str(path.parent))
@@ -212,7 +216,11 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
 def write_new(path: Path, data: bytes, *, not_done: str = "nothing was written") -> None:
     """Write a new file durably, which only its owner may read. Raise `AlreadyThere` if the file exists."""
     try:
-        _write_flushed(path, data, os.O_EXCL, 0o600)
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            _write_flushed(path, number, data)
+        finally:
+            os.close(number)
     except FileExistsError as error:
         raise AlreadyThere(f"{path} exists already", not_done=not_done) from error
     except OSError as error:
@@ -220,16 +228,44 @@ def write_new(path: Path, data: bytes, *, not_done: str = "nothing was written")
     RealDisk().flush_directory(str(path.parent))
 
 
-def _write_flushed(path: Path, data: bytes, flag: int, mode: int) -> None:
-    """Write and flush a file that is made or emptied; remove it if that fails."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flag, mode), "wb") as file:
+@contextmanager
+def _opened_alone(path: Path, mode: int) -> Iterator[int]:
+    """Open a file that is made or emptied, and yield its descriptor. Another process that opens it waits until then, so
+    that neither renames what the other has only begun to write. A file that is there gets no wider mode than `mode`."""
+    while True:
+        number = os.open(path, os.O_WRONLY | os.O_CREAT, mode)
         try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(number, fcntl.LOCK_EX)
+            if not _is_named(number, path):  # the process before has renamed or removed it
+                continue
+            before = stat.S_IMODE(os.fstat(number).st_mode)
+            if before & ~mode:
+                os.fchmod(number, before & mode)
+            os.ftruncate(number, 0)
+            yield number
+            return
+        finally:
+            os.close(number)
+
+
+def _is_named(number: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(number), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _write_flushed(path: Path, number: int, data: bytes) -> None:
+    """Write and flush a file that was made or emptied; remove it if that fails."""
+    try:
+        with os.fdopen(number, "wb", closefd=False) as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
+            os.fsync(number)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def unwritten(error: OSError, path: Path, not_done: str) -> WaltzError:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,51 @@ def test_a_file_is_replaced_and_what_is_no_file_is_written_to(tmp_path: Path) ->
     finally:
         os.close(reader)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+
+
+def test_one_that_fails_takes_nothing_from_another_that_writes_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents are saved by hand and by a timer at once, and the disk is full for one of them."""
+    file, opens, fsync = tmp_path / "file", os.fdopen, os.fsync
+    file.write_bytes(b"before")
+    has_opened, may_fail, errors = threading.Event(), threading.Event(), list[WaltzError]()
+
+    def open_second(*given: Any, **more: Any) -> Any:
+        if threading.current_thread() is not second:
+            return opens(*given, **more)
+        has_opened.set()
+        may_fail.wait()
+        raise OSError(errno.ENOSPC, "full")
+
+    def write_second() -> None:
+        try:
+            write_whole(file, b"second")
+        except WaltzError as error:
+            errors.append(error)
+
+    def flush(fd: int) -> None:
+        if second.ident is None:
+            second.start()
+            has_opened.wait(0.3)
+        fsync(fd)
+
+    second = threading.Thread(target=write_second)
+    monkeypatch.setattr(os, "fdopen", open_second)
+    monkeypatch.setattr(os, "fsync", flush)
+    write_whole(file, b"first")
+    may_fail.set()
+    second.join()
+    assert file.read_bytes() == b"first"
+    assert [type(error) for error in errors] == [DiskFull]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_secret_is_not_written_into_a_file_that_others_may_read(tmp_path: Path) -> None:
+    (tmp_path / "file.new").write_bytes(b"of a killed command")
+    (tmp_path / "file.new").chmod(0o644)
+    write_whole(tmp_path / "file", b"secret", 0o600)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
 
 
 WRITES: list[Callable[[Path, bytes], None]] = [write_whole, write_new]
