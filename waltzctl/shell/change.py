@@ -155,7 +155,7 @@ async def carried_out(
         return await change.do(cluster, report)
     async with recorded(cluster, change.plan, confirmation, tls):
         if change.is_planned_again:
-            _check_again((await prepare(cluster)).plan, confirmation)
+            _check_again(change.plan, (await prepare(cluster)).plan, confirmation)
         return await change.do(cluster, report)
 
 
@@ -181,12 +181,20 @@ def agree(plan: Plan, confirmation: ConfirmOptions, target: ClusterTarget, outpu
     return True
 
 
-def _check_again(plan: Plan, confirmation: ConfirmOptions) -> None:
-    """Raise `ChangedMeanwhile` if the plan became unsafe while the command waited for an answer."""
+def _check_again(agreed: Plan, plan: Plan, confirmation: ConfirmOptions) -> None:
+    """Raise `ChangedMeanwhile` if the plan became unsafe while the command waited for an answer, or needs the name of its
+    subject now, and the confirmed plan did not."""
     if plan.refusals and confirmation.override != plan.subject:
         raise ChangedMeanwhile(
             f"{plan.verb} {plan.subject}: the cluster changed after the plan was made: {'; '.join(plan.refusals)}",
             not_done="nothing was changed",
+        )
+    is_named = plan.subject in (confirmation.confirm, confirmation.override)
+    if plan.danger is Danger.TYPED and agreed.danger is not Danger.TYPED and not is_named:
+        raise ChangedMeanwhile(
+            f"{plan.verb} {plan.subject}: the cluster changed after the plan was made: this is more dangerous now",
+            not_done="nothing was changed",
+            next_step=f"see the plan with --dry-run, then say --confirm {plan.subject}",
         )
 
 

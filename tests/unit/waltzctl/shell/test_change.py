@@ -14,9 +14,10 @@ from uuid import UUID
 import pytest
 
 from tests.process.certificates import Authority
-from waltzctl.shell.change import ConfirmOptions, agree, close_finished, history, recorded
+from waltzctl.shell.change import Change, ConfirmOptions, agree, carried_out, close_finished, history, recorded
 from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.options import command_of
+from waltzctl.shell.progress import unreported
 from waltzctl.shell.safety import Danger, Effect, Margin, Plan
 from waltzctl.show.forms import put
 from waltzd.cluster.cluster import HISTORY, NO_VERSION, Cluster
@@ -168,6 +169,38 @@ def test_a_refusal_is_shown_by_a_dry_run(capsys: pytest.CaptureFixture[str]) -> 
     found = json.loads(capsys.readouterr().out)
     assert (found["result"], len(found["refusals"])) == ("refused", 1)
     assert found["margins"][0]["after"] == {"members": 3, "level": 1, "spare": -1}
+
+
+@pytest.mark.parametrize(
+    ("agreed", "confirmation", "is_done"),
+    [
+        (PLAN, YES, False),
+        (PLAN, replace(NOTHING, confirm="payments"), False),
+        (PLAN, replace(NOTHING, confirm="s1"), True),
+        (TYPED, NOTHING, True),
+    ],
+)
+def test_a_yes_is_for_no_change_that_became_dangerous_meanwhile(
+    agreed: Plan, confirmation: ConfirmOptions, is_done: bool
+) -> None:
+    """A second storage fell silent while a person was asked: the change needs the name of its subject by then."""
+
+    async def nothing(_cluster: Cluster, _report: object) -> dict[str, int]:
+        return {"done": 1}
+
+    async def again(_cluster: Cluster) -> Change:
+        return Change(plan=TYPED, do=nothing)
+
+    async def work() -> None:
+        cluster = await Cluster.create(MemoryTree().connect(), META)
+        change = Change(plan=agreed, do=nothing, is_planned_again=True)
+        if is_done:
+            assert await carried_out(cluster, change, again, confirmation, None, unreported) == {"done": 1}
+        else:
+            with pytest.raises(ChangedMeanwhile, match="more dangerous now"):
+                await carried_out(cluster, change, again, confirmation, None, unreported)
+
+    run(work())
 
 
 def test_an_override_needs_a_reason() -> None:
