@@ -270,6 +270,7 @@ class Run:
         places = {written.piece.path: written.place for written in ready if written.piece is not None}
         pending = {"manifest": encode(following).decode(), "places": places}
         hold.check()
+        self._check_alone(newest)
         if not self.destination.put_new(PENDING, json.dumps(pending).encode()):
             raise ExportHeld(f"another run is publishing in {self.destination.place}")
         hold.check()
@@ -277,6 +278,17 @@ class Run:
         if self.table is not None:  # after the manifest: a table never has a file that no manifest has
             self.table.follow(following)
         return following
+
+    def _check_alone(self, newest: Manifest) -> None:
+        """Raise `ExportHeld` if another run has published after `newest`. Where a store has no conditional put, two runs
+        may take the lock at the same moment."""
+        found = newest_manifest(self.destination)
+        if (0 if found is None else found.number) != newest.number or (found and found.export != newest.export):
+            raise ExportHeld(
+                f"another run has just added to {self.destination.place}",
+                not_done="what was not published yet was not exported",
+                next_step="run it again",
+            )
 
 
 # -- publishing --------------------------------------------------------------------------------------------------------
