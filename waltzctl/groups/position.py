@@ -201,6 +201,8 @@ def _ids(text: str, numbers: Sequence[int], option: str) -> dict[int, int]:
                 not_done="nothing was changed",
                 next_step="write 1000 for all partitions, or 0=1000,3=20 for some",
             )
+        if int(id_) > ID_MAX:
+            raise BadArgument(f"{option} {text}: no id is above {ID_MAX}", not_done="nothing was changed")
         if is_of_one and int(number) not in numbers:
             raise _not_there(int(number), numbers)
         found |= dict.fromkeys([int(number)] if is_of_one else numbers, int(id_))
@@ -385,6 +387,8 @@ def resume(
 
 def _pass_over(id: int, command: ChangeCommand) -> int:
     """Let all groups resume without an entry of the group log that no server can read."""
+    if id > ID_MAX:
+        raise BadArgument(f"--pass-over {id}: no id is above {ID_MAX}", not_done="nothing was changed")
 
     async def prepare(cluster: Cluster) -> Planned:
         plan = Plan(
