@@ -347,11 +347,15 @@ def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions
         return EXIT_FINDINGS if rest else EXIT_OK
     for name, made in again.items():
         put_back(opened, name, made)
+    healed = [*again]
     for number, piece in held:
         data = file_of(source, number, piece)
-        if data is not None:
-            PartitionArchive(opened, found.label, number).put_back(piece, data)
-    healed = [*again, *(piece.name(number) for number, piece in held)]
+        if data is None:  # a storage may remove what a manifest names
+            rest.append(Flaw.of(piece, number, f"was not put back: the files of {source} have changed since the plan"))
+            print_flaw(rest[-1], "look on other storages, and for older versions in the store")
+            continue
+        PartitionArchive(opened, found.label, number).put_back(piece, data)
+        healed.append(piece.name(number))
     put_plan(plan, output, result="done", healed=healed, left=[flaw.name for flaw in rest])
     return EXIT_FINDINGS if rest else EXIT_OK
 

@@ -3,14 +3,19 @@ documents are not whole."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
+import pytest
+
 from tests.archives import Uploads
 from tests.batches import batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import FaultyStore
+from waltzctl.records import archive
 from waltzctl.records.archive import file_of, key_of, metadata_flaws, missing_flaws
+from waltzctl.shell.progress import Shown
 from waltzd.archive.archived_segment import keyed, segment_entry
 from waltzd.archive.listing import metadata_name
 from waltzd.archive.manifest import Entry, Label, manifest_name
@@ -44,6 +49,35 @@ def test_only_bytes_that_were_archived_go_back(tmp_path: Path) -> None:
     assert file_of(str(tmp_path), 1, piece()) is None
     (replica / segment_name(0)).write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
     assert file_of(str(tmp_path), 0, piece()) is None
+
+
+@pytest.mark.parametrize("is_trimmed", [False, True])
+def test_a_segment_that_the_storage_removed_while_a_person_was_asked_is_not_reported_as_put_back(
+    is_trimmed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A storage may remove what is archived, and does not know that the object is lost."""
+    store, replica = FaultyStore(), tmp_path / "0"
+    Uploads(store, cluster=KEY).batches(BATCHES)
+    (name,) = [name for name in store.objects if "/segment/" in name]
+    lost = store.objects.pop(name)
+    replica.mkdir()
+    (replica / segment_name(0)).write_bytes(DATA)
+    (replica / index_name(0)).write_bytes(INDEX)
+
+    def asked(*_: object) -> bool:
+        if is_trimmed:
+            (replica / segment_name(0)).unlink()
+        return True
+
+    monkeypatch.setattr(archive, "open_archive", lambda _place: store)
+    monkeypatch.setattr(archive, "agree", asked)
+    code = archive.heal(store="store", source=str(tmp_path), quick=True, yes=True, output="json", progress=Shown.OFF)
+    shown = json.loads(capsys.readouterr().out)
+    if is_trimmed:
+        assert (code, shown["healed"], shown["left"], name in store.objects) == (8, [], [name], False)
+    else:
+        assert (code, shown["healed"], shown["left"]) == (0, [name], [])
+        assert store.objects[name].data == lost.data
 
 
 def test_a_key_index_is_made_of_the_archived_segment_in_the_store_or_in_a_replica(tmp_path: Path) -> None:
