@@ -315,7 +315,7 @@ def _check(file: Path, channels: Iterable[str], output: str) -> int:
 def _set(file: Path, command: ChangeCommand) -> int:
     async def prepare(cluster: Cluster) -> Change:
         meta, found = await cluster.meta(), load(file)
-        channels, _ = await channels_of(cluster.coordinator)
+        channels, channels_version = await channels_of(cluster.coordinator)
         found.check(meta.partitions, channels)
         if unmet := _unmet(found, channels):
             raise BadArgument(f"{file.name} expects what its grants do not say: {'; '.join(unmet)}")
@@ -334,7 +334,7 @@ def _set(file: Path, command: ChangeCommand) -> int:
         )
 
         async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
-            await cluster.save_policy(found.document, version)
+            await cluster.save_policy(found.document, version, channels=channels_version)
             return {"grants": len(found.grants)}
 
         return Change(plan=plan, do=do)

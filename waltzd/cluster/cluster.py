@@ -611,12 +611,14 @@ class Cluster:
         node = await self.coordinator.get(POLICY)
         return NO_VERSION if node is None else node.version
 
-    async def save_policy(self, policy: PolicyDocument | None, version: int) -> None:
-        """Write the policy, or delete it with None, if its document still has this version."""
+    async def save_policy(self, policy: PolicyDocument | None, version: int, *, channels: int | None = None) -> None:
+        """Write the policy, or delete it with None, if its document still has this version, and that of the channels, of
+        which grants speak, the version `channels`."""
         if policy is None:
             await self.coordinator.commit([Delete(POLICY, version)])
         else:
-            await self.coordinator.commit([put(POLICY, encode(policy), version)])
+            checks = [] if channels is None else untouched(CHANNELS, channels)
+            await self.coordinator.commit([*checks, put(POLICY, encode(policy), version)])
 
     async def history(self, newest: int = HISTORY_MAX) -> list[tuple[int, HistoryEntry]]:
         """Return the newest entries, oldest first."""
