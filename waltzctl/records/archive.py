@@ -206,25 +206,25 @@ def verify(
     if with_cluster:
         known.append(using(given.target(), lambda cluster: all_archived(cluster.coordinator)))
     found = survey(opened)
-    if partitions is not None:
-        wanted = partitions_of(partitions)
-        check_partitions(wanted, 1 + max(found.manifests, default=-1), not_done="nothing was checked")
+    wanted = None if partitions is None else partitions_of(partitions)
+    if wanted is not None:
+        highest = max([*found.manifests, *(number for documents in known for number in documents or ())], default=-1)
+        check_partitions(wanted, 1 + highest, not_done="nothing was checked")
         found.manifests = {number: one for number, one in found.manifests.items() if number in wanted}
-    flaws = [flaw for flaw in found.flaws if partitions is None or flaw.partition in found.manifests]
+    flaws = [flaw for flaw in found.flaws if wanted is None or flaw.partition in wanted]
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
     flaws += [flaw for *_, flaw in _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)]
     for one in (*found.manifests.values(), *found.older):
         if one.partition in found.manifests:
             flaws += branch_flaws(opened, found.label, one)
     for number, timeline in found.unsealed if not quick else ():
-        if partitions is None or number in found.manifests:
+        if wanted is None or number in wanted:
             flaw = check_unsealed(opened, found, number, timeline)
             flaws += [flaw] if flaw is not None else []
-    if not quick and partitions is None:
+    if not quick and wanted is None:
         flaws += metadata_flaws(opened, found.label)
-    if partitions is None:
-        for documents in known:
-            flaws += missing_flaws(found, documents)
+    for documents in known:
+        flaws += [flaw for flaw in missing_flaws(found, documents) if wanted is None or flaw.partition in wanted]
     seconds = time.monotonic() - started
     put(survey_page(opened.place, found, flaws, seconds, is_quick=quick, signatures=opened.seen), output)
     print_strange(found)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -21,7 +22,7 @@ from waltzd.archive.listing import metadata_name
 from waltzd.archive.manifest import Entry, Label, manifest_name
 from waltzd.archive.unsealed import UnsealedWriter, unsealed_index_name
 from waltzd.archive.verification import survey
-from waltzd.cluster.cluster import ROOT
+from waltzd.cluster.cluster import ARCHIVES, ROOT
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta
 from waltzd.cluster.metadata import SavedDocuments, write
 from waltzd.format.layout import FileHeader, index_name, segment_name
@@ -132,3 +133,40 @@ def test_a_store_that_lacks_what_the_documents_know_is_not_clean() -> None:
         gone = store.objects.pop(name)
         assert [flaw.name for flaw in missing_flaws(survey(store), {0: meta})] == [name]
         store.objects[name] = gone
+
+
+@pytest.mark.parametrize("lost", ["whole", "damaged"])
+def test_a_partition_that_is_asked_for_and_lost_is_a_finding(
+    lost: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = FaultyStore()
+    archives = {}
+    for number in range(3):
+        uploads = Uploads(store, cluster=KEY, partition=number)
+        uploads.batches(batches_of([[b"a"], [b"b"]], cuts=[1], partition=number))
+        made = uploads.manifest
+        archives[f"{ARCHIVES}/{number}"] = ArchiveMeta(
+            archive=made.archive, number=made.number, sha256=made.sha256, last=made.last
+        )
+    meta = ClusterMeta(name="trial", key=KEY, partitions=3, created="2026-01-01")
+    saved = SavedDocuments(moment="2026-01-01T00:00:00+00:00", documents={ROOT: meta, **archives})
+    store.put_new(metadata_name(1), write(saved))
+    for name in [name for name in store.objects if name.startswith("partition-1/")]:
+        if lost == "whole":
+            del store.objects[name]
+        elif "/manifest/" in name:
+            store.objects[name].data = b"{}"
+    store.seen = {}  # type: ignore[attr-defined]
+    monkeypatch.setattr(archive, "open_archive", lambda _place: store)
+
+    def verified(partitions: str) -> tuple[int, list[int]]:
+        here: Any = None  # no cluster is asked
+        code = archive.verify(
+            store="store", partitions=partitions, quick=True, given=here, output="json", progress=Shown.OFF
+        )
+        found = json.loads(capsys.readouterr().out)["findings"]
+        return code, sorted({one["partition"] for one in found if "tail" not in one["object"]})
+
+    assert verified("1") == (8, [1])
+    assert verified("0-2") == (8, [1])
+    assert verified("0,2")[1] == []
