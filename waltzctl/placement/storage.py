@@ -58,7 +58,7 @@ from waltzctl.show.terminal import size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, silence
 from waltzctl.snapshot.collector import snapshot_of
 from waltzd.client import loop
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import Cluster, check_addresses
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, BadArgument, ForeignCluster, NoSuchPartition, WaltzError
 from waltzd.errors.operations import ChangedMeanwhile, GroupLogRefused, NameInUse, Unfinished, Unsafe
@@ -240,18 +240,8 @@ async def _newcomer(now: PlacementState, storage: StorageMeta, tls: Tls | None) 
             f"{there.group}",
             next_step="choose another name; `waltzctl storage set` changes the addresses or the group of one that is there",
         )
-    check_addresses(now, storage)
+    check_addresses(now.storages, storage)
     return await check_storage(now, storage, tls)
-
-
-def check_addresses(now: PlacementState, storage: StorageMeta) -> None:
-    """Refuse two names for one storage: its acknowledgements under both names would be on one disk, and count twice."""
-    for name, other in now.storages.items():
-        if name != storage.name and {storage.listen, storage.admin_listen} & {other.listen, other.admin_listen}:
-            raise NameInUse(
-                f"{storage.listen} or {storage.admin_listen} is an address of the storage {name} already",
-                next_step="give each storage addresses of its own",
-            )
 
 
 async def check_storage(now: PlacementState, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
@@ -436,8 +426,9 @@ def set_(
         now = await placement_state(cluster, Daemons(command.target.tls))
         before = now.storage(name)
         after = replace(before, **{field: value for field, value in given.items() if value is not None})
-        if (after.listen, after.admin_listen) != (before.listen, before.admin_listen):
-            check_addresses(now, after)
+        is_elsewhere = (after.listen, after.admin_listen) != (before.listen, before.admin_listen)
+        if is_elsewhere:
+            check_addresses(now.storages, after)
             await check_storage(now, after, command.target.tls)
         steps = [
             f"{field.replace('_', ' ')}: {getattr(before, field)} becomes {getattr(after, field)}"
@@ -447,6 +438,8 @@ def set_(
         plan = Plan(verb="storage set", subject=name, steps=tuple(steps))
 
         async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
+            if is_elsewhere:  # another operator may have given these addresses away meanwhile
+                check_addresses(await cluster.storages(), after)
             await cluster.update_storage(after, before=before)
             return {}
 

@@ -332,10 +332,10 @@ class Cluster:
         return await self._below(STORAGES, StorageMeta, unreadable)
 
     async def add_storage(self, meta: StorageMeta) -> None:
-        """Add a storage; replace its document if that is corrupt."""
+        """Add a storage; replace its document if that is corrupt. Raise `NameInUse` if another one has its addresses."""
         path = f"{STORAGES}/{meta.name}"
         unreadable: dict[str, WaltzError] = {}
-        await self.storages(unreadable)
+        check_addresses(await self.storages(unreadable), meta)
         version = await self._version_of(path) if path in unreadable else NO_VERSION
         try:
             await self.coordinator.commit([put(path, encode(meta), version)])
@@ -801,6 +801,16 @@ class Cluster:
 
 def _unchanged(versions: Mapping[int, int]) -> list[Change]:
     return [Check(replicas_path(partition), version) for partition, version in sorted(versions.items())]
+
+
+def check_addresses(storages: Mapping[str, StorageMeta], storage: StorageMeta) -> None:
+    """Refuse two names for one storage: its acknowledgements under both names would be on one disk, and count twice."""
+    for name, other in storages.items():
+        if name != storage.name and {storage.listen, storage.admin_listen} & {other.listen, other.admin_listen}:
+            raise NameInUse(
+                f"{storage.listen} or {storage.admin_listen} is an address of the storage {name} already",
+                next_step="give each storage addresses of its own",
+            )
 
 
 def untouched(path: str, version: int) -> list[Change]:
