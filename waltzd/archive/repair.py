@@ -18,6 +18,7 @@ from waltzd.archive.listing import Branch, highest_numbers
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Chunk, Entry, Label, Manifest, folder_of, manifest_name
 from waltzd.archive.store import Listed, Store, read_object
 from waltzd.archive.upload import PartitionArchive
+from waltzd.archive.verification import pieces_from
 from waltzd.disk.seam import Buffer
 from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists, UnfitSegment
 from waltzd.format.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, FileHeader
@@ -37,7 +38,9 @@ def rebuilt_objects(store: Store) -> dict[str, bytes]:
     label = _label(store, numbers, found)
     if label is not None:
         for (partition, timeline), number in sorted(numbers.items()):
-            _Partition(store, label, partition, timeline, listed, found).run(number)
+            others = {branch[1]: highest for branch, highest in numbers.items() if branch[0] == partition}
+            others.pop(timeline)
+            _Partition(store, label, partition, timeline, listed, found, others).run(number)
     return found
 
 
@@ -71,8 +74,11 @@ class _Partition:
         timeline: UUID,
         listed: Sequence[Listed],
         found: dict[str, bytes],
+        others: Mapping[UUID, int],
     ) -> None:
+        """`others`: other timelines of the partition, each with the highest number of its manifests."""
         self._archive = PartitionArchive(store, label, partition, timeline)
+        self._others = others
         self._begin = self._begin_again(store, found)
         self._store, self._label, self._partition, self._found = store, label, partition, found
         folder = f"{folder_of(partition)}/segment/"
@@ -133,7 +139,11 @@ class _Partition:
         elif len(names) > 1:  # an unreadable one may be the right one
             return None
         else:  # an archive that has key indexes has one of this piece, too
-            possible = [one for one, piece in zip(possible, pieces, strict=True) if self._is_likely(piece)]
+            possible = [
+                one
+                for one, piece in zip(possible, pieces, strict=True)
+                if self._is_likely(piece) and self._is_ours(before, piece)
+            ]
         return possible[0] if len(possible) == 1 else None
 
     def _walk(self, entries: tuple[Entry, ...], count: int) -> None:
@@ -161,6 +171,26 @@ class _Partition:
     def _is_likely(self, piece: Entry) -> bool:
         """Return whether the store has the key index of a piece, or no key index at all if the piece has none."""
         return piece.key_name(self._partition) in self._keys if piece.key_bytes else not self._keys
+
+    def _is_ours(self, before: Manifest, piece: Entry) -> bool:
+        """Return whether no other timeline names a piece that is not shared with it. Behind a fork both have segments that
+        begin at the same id. False as well if a manifest of another timeline cannot be read."""
+        for timeline, number in self._others.items():
+            archive = PartitionArchive(self._store, self._label, self._partition, timeline)
+            try:
+                newest = archive.manifest_at(number) if number else archive.start()
+                theirs = () if newest is None else pieces_from(archive, newest.entries, piece.first)
+                named = next(iter(theirs), None)
+            except _WRONG:
+                return False
+            if newest is None:
+                return False
+            fewer, more = sorted((before.lineage, newest.lineage), key=lambda lineage: lineage.number)
+            shared = more.shared_to(fewer.current)
+            is_shared = shared is not None and piece.last <= shared
+            if named is not None and named.name(self._partition) == piece.name(self._partition) and not is_shared:
+                return False
+        return True
 
     def _pieces(self, name: str) -> list[Entry]:
         """Return the entries that a sound segment under its right name may have: without a key index, and with one."""

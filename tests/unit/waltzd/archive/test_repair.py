@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.simulation.faulty_store import FaultyStore
-from tests.unit.waltzd.archive.test_verification import archive
+from tests.unit.waltzd.archive.test_verification import archive, forked
 from waltzd.archive import manifest as manifests
 from waltzd.archive.repair import RepairedStore, put_back, rebuilt_key, rebuilt_objects
 from waltzd.archive.upload import PartitionArchive
@@ -105,6 +105,22 @@ def test_which_of_two_pieces_was_added_is_told_by_the_next_manifest_or_not_at_al
 def entry_of(store: FaultyStore, number: int) -> manifests.Entry:
     """The first chunk that this manifest names."""
     return PartitionArchive(store, survey(store).label, 0).manifest_at(number).entries[0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("is_its_own", [True, False])
+@pytest.mark.parametrize("is_later", [True, False])
+def test_a_segment_of_another_timeline_is_not_taken_for_the_one_that_was_added(is_later: bool, is_its_own: bool) -> None:
+    """Behind the fork both have one that begins at the same id. A manifest is damaged, and one segment is left: its own,
+    or that of the other timeline."""
+    store = archive(3, partitions=1, has_keys=False)
+    newest, given_up = survey(store).manifests[0], survey(store).pieces[0][-1]
+    mine, known, piece, data = forked(store)
+    made = mine.add(known, piece, data)
+    assert piece.first == given_up.first
+    manifest, own, other = (made, piece, given_up) if is_later else (newest, given_up, piece)
+    store.objects[manifest.name].data = b"damaged"
+    del store.objects[(other if is_its_own else own).name(0)]
+    assert rebuilt_objects(store) == ({manifest.name: manifest.text} if is_its_own else {})
 
 
 def test_a_store_without_an_archive_has_nothing_to_be_made_of() -> None:

@@ -13,6 +13,7 @@ from tests.simulation.faulty_store import Faults, FaultyStore, Killed
 from waltzd.archive import manifest as manifests
 from waltzd.archive import verification
 from waltzd.archive.archived_segment import segment_entry
+from waltzd.archive.manifest import Entry
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.archive.verification import Flaw, Survey, branch_flaws, check_from, check_key, check_piece, survey
 from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, UnknownVersion
@@ -126,9 +127,9 @@ def test_what_an_upload_left_is_no_orphan_before_its_ids_are_archived() -> None:
     assert (names(found), [one.name for one in found.strange]) == (([left], []), ["of-somebody-else"])
 
 
-def test_what_a_later_timeline_uploads_is_no_orphan_although_an_earlier_one_had_its_ids() -> None:
-    """A rescue gave up what was archived; its objects stay, and say nothing of what the log writes anew under these ids."""
-    store = archive(4, partitions=1)
+def forked(store: FaultyStore) -> tuple[PartitionArchive, Archived, Entry, bytes]:
+    """A timeline that shares two segments with the archived log: where it begins, and its next segment, which is not
+    uploaded."""
     before = survey(store).manifests[0]
     fork = survey(store).pieces[0][1].last
     lineage = NEVER_FORKED.forked(
@@ -147,10 +148,17 @@ def test_what_a_later_timeline_uploads_is_no_orphan_although_an_earlier_one_had_
     expected = FileHeader(created_ms=0, key=KEY, partition=0, first_id=own[0].first_id)
     index = index_raw(own, key=KEY, partition=0)
     piece = segment_entry(data, index, expected=expected, last_id=own[-1].last_id, path="here")
-    assert fork < piece.first < piece.last < before.last
-    store.put_new(piece.name(0), data + index)  # the upload is on its way: its manifest comes next
+    assert fork < piece.first < piece.last <= before.last
+    return mine, known, piece, data + index
+
+
+def test_what_a_later_timeline_uploads_is_no_orphan_although_an_earlier_one_had_its_ids() -> None:
+    """A rescue gave up what was archived; its objects stay, and say nothing of what the log writes anew under these ids."""
+    store = archive(4, partitions=1)
+    mine, known, piece, data = forked(store)
+    store.put_new(piece.name(0), data)  # the upload is on its way: its manifest comes next
     assert names(survey(store)) == ([], [piece.name(0)])
-    mine.add(known, piece, data + index)
+    mine.add(known, piece, data)
     assert names(survey(store)) == ([], [])
 
 
