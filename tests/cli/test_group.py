@@ -219,13 +219,6 @@ def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
         (("parked", "replay", "index", "17"), 2, "is not a list of parked transactions"),
         (("parked", "replay", "index", "0:17", "--all"), 2, "name the parked transactions"),
         (("parked", "replay", "index", "0:0-99999999"), 2, "more than 100,000 ids"),
-        (("parked", "replay", "index", f"0:0-{1 << 70}"), 2, "more than 100,000 ids"),
-        (("reset", "index", "--after", f"{1 << 63}", "--confirm", "index"), 2, "this is not an id or a list of ids"),
-        (
-            ("reset", "index", "--skip-through", f"0={1 << 70}", "--confirm", "index"),
-            2,
-            "this is not an id or a list of ids",
-        ),
     ],
 )
 def test_mistakes_are_told_before_anything_is_done(

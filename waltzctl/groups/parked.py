@@ -29,6 +29,7 @@ from waltzd import Client
 from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import EXIT_OK, BadArgument, WaltzError
+from waltzd.format.layout import ID_MAX
 from waltzd.protocol.groups import Change, ParkedTransaction
 from waltzd.wire.servers import ServerAdminClient
 
@@ -159,10 +160,12 @@ def _typed(text: str) -> tuple[int, Sequence[int]]:
                 not_done="nothing was changed",
                 next_step="write a partition and the ids there: 0:17,20-25",
             )
-        begin, end = int(first), int(last or first) + 1
-        if len(found) + end - begin > IDS_MAX:
+        low, high = int(first), int(last or first)
+        if high > ID_MAX:
+            raise BadArgument(f"{text!r}: no id is above {ID_MAX}", not_done="nothing was changed")
+        if len(found) + high - low + 1 > IDS_MAX:
             raise BadArgument(f"{text!r}: more than {IDS_MAX:,} ids at once", not_done="nothing was changed")
-        found |= set(range(begin, end))
+        found |= set(range(low, high + 1))
     return int(number), sorted(found)
 
 

@@ -194,8 +194,7 @@ def _ids(text: str, numbers: Sequence[int], option: str) -> dict[int, int]:
     found: dict[int, int] = {}
     for part in text.split(","):
         number, is_of_one, id_ = part.strip().rpartition("=")
-        is_id = id_.isdecimal() and int(id_) <= ID_MAX
-        if not is_id or (is_of_one and not number.isdecimal()) or (not is_of_one and "," in text):
+        if not id_.isdecimal() or (is_of_one and not number.isdecimal()) or (not is_of_one and "," in text):
             raise BadArgument(
                 f"{option} {text}: this is not an id or a list of ids",
                 not_done="nothing was changed",
