@@ -13,7 +13,7 @@ RESCUED = Aim(faults=("rescue",), seconds=5.0, storages=3, setup=BUSIER)
 """Nothing else goes wrong, so what is lost was lost by a rescue."""
 
 
-@mutant(2, aim=RESCUED)
+@mutant(12, aim=RESCUED)
 def rescues_what_the_shortest_copy_holds(patches: Patches) -> None:
     """The log goes on where all copies at hand agree."""
 
@@ -23,7 +23,7 @@ def rescues_what_the_shortest_copy_holds(patches: Patches) -> None:
     patches.set(Scene, "mark", property(mark))
 
 
-@mutant(2, 4, aim=RESCUED)
+@mutant(7, aim=RESCUED)
 def rescues_without_fencing(patches: Patches) -> None:
     """Storages answer an operator how they are, and go on to take what the owner sends."""
 

@@ -523,7 +523,7 @@ def takes_for_old_what_the_clock_of_the_owner_says(patches: Patches) -> None:
     patches.set(Trimmer, "_older", older)
 
 
-@mutant(63, aim=JUMPING)
+@mutant(19, aim=JUMPING)
 def lets_the_time_of_a_log_stand_still(patches: Patches) -> None:
     """An owner whose clock is behind writes old times: what is young looks old when the clock is right again."""
     patches.set(step.StorageClocks, "corrected", step.StorageClocks.bounded)
