@@ -543,9 +543,9 @@ class Client(IterationMethods[E], ConsumerGroups[E], Generic[E]):
             idempotency_key: Text that identifies the request of the caller. If a transaction with the same key is in
                 the partition already, nothing is appended, and the outcome is `Committed` with the id of that
                 transaction: after `Unknown`, after a restart, from another process, through any fail-over. A key is
-                kept for `ClientSettings.idempotency_seconds` from its first use, within one partition: give the same
-                `partition` or `key` again. Payloads are not compared. The client needs the right to read, and the
-                partition must write format 1.
+                kept for `ClientSettings.idempotency_seconds` from its first use, within one partition: give the
+                `partition` or `key` of that use again. Payloads are not compared. The client needs the right to read,
+                and the partition must write format 1.
 
         Returns:
             An awaitable of `Committed`, `Rejected` or `Unknown`.
@@ -556,6 +556,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], Generic[E]):
             NotSent: The partition took nothing in time.
             TooLarge: The payload or the number of locks is above the limits of the servers.
             NotMounted, ClientClosed: The partition is not a partition of this client, or the client is not open.
+            OtherTimeline: An operator ended the log below `position`, or below the view. Decide anew.
             ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
         locks = tuple(locks)
