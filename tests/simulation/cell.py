@@ -275,6 +275,22 @@ class Cell:
         await pipeline.committed(pipeline.append(count))
         return owned, pipeline
 
+    async def lose_all_but_s1(self, owned: OwnedLog[Appender]) -> tuple[int, int]:
+        """Append what "s1" holds when the owner ends, and start "s0" and "s2" with empty disks. Return the last id and the
+        session, which "s0" has not joined."""
+        pipeline = await self.opened(owned)
+        last_id, session = pipeline.append(20), pipeline.session.session
+        while self.last_id("s1") < last_id:
+            await asyncio.sleep(0)
+        owned.task.cancel()
+        await asyncio.gather(owned.task, return_exceptions=True)
+        assert self.replica("s1").committed < last_id
+        self.storages["s2"].kill()
+        for number, name in enumerate(("s0", "s2")):
+            self.storages[name].lose_disk(seed=80 + number)
+            await self.storages[name].start()
+        return last_id, session
+
     async def all_hold(self, last_id: int) -> None:
         await self.until(lambda: all(self.last_id(name) == last_id for name in self.storages))
 

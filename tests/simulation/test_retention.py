@@ -355,17 +355,7 @@ async def test_a_new_disk_that_begins_at_the_floor_decides_the_vote() -> None:
         await asyncio.gather(owned.task, return_exceptions=True)
         owned = await c.own(2, settings=SMALL)
         await under_load(c, owned, 3)
-        pipeline = await c.opened(owned)
-        last_id, session = pipeline.append(20), pipeline.session.session
-        while c.last_id("s1") < last_id:
-            await asyncio.sleep(0)
-        owned.task.cancel()
-        await asyncio.gather(owned.task, return_exceptions=True)
-        assert c.replica("s1").committed < last_id
-        c.storages["s2"].kill()
-        for number, name in enumerate(("s0", "s2")):
-            c.storages[name].lose_disk(seed=80 + number)
-            await c.storages[name].start()
+        last_id, session = await c.lose_all_but_s1(owned)
         later = await c.opened(await c.own(3, settings=SMALL), above=session)
         await later.committed(later.append(5))
         assert later.session.low_mark == last_id

@@ -115,17 +115,7 @@ async def test_a_new_disk_decides_the_vote_of_a_log_that_forked() -> None:
         owned.task.cancel()
         await asyncio.gather(owned.task, return_exceptions=True)
         owned = await c.own(2)
-        pipeline = await c.opened(owned)
-        last_id, session = pipeline.append(20), pipeline.session.session
-        while c.last_id("s1") < last_id:
-            await asyncio.sleep(0)
-        owned.task.cancel()
-        await asyncio.gather(owned.task, return_exceptions=True)
-        assert c.replica("s1").committed < last_id
-        c.storages["s2"].kill()
-        for number, name in enumerate(("s0", "s2")):
-            c.storages[name].lose_disk(seed=80 + number)
-            await c.storages[name].start()
+        last_id, session = await c.lose_all_but_s1(owned)
         later = await c.opened(await c.own(3), above=session)
         assert later.session.low_mark == last_id
         await later.committed(later.append(5))

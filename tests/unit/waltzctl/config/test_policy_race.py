@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from uuid import UUID
 
 import pytest
 
+from tests.unit.typed_command import typed_command
 from waltzctl.config import policy as command
 from waltzctl.shell.progress import unreported
 from waltzd.cluster.cluster import Cluster, channels_document, save_channels
@@ -25,23 +24,12 @@ expect: [{name: eve, may_not: read, partition: 3}]
 """
 
 
-class Typed:
-    """What a person typed; the test asks for the plan, and carries it out."""
-
-    target = SimpleNamespace(tls=None)
-    prepare: Any = None
-
-    def perform(self, prepare: Any) -> int:
-        self.prepare = prepare
-        return 0
-
-
 @pytest.mark.parametrize("after", ["0-1", "0-3", None])
 def test_a_policy_is_saved_with_the_channels_that_it_was_checked_with(after: str | None, tmp_path: Path) -> None:
     """Its expectations hold for these, and a channel of which it speaks cannot be deleted any more."""
-    file, typed = tmp_path / "policy.yml", Typed()
+    file, typed = tmp_path / "policy.yml", typed_command()
     file.write_text(POLICY)
-    command._set(file, typed)  # type: ignore[arg-type]
+    command._set(file, typed)
 
     async def work() -> None:
         cluster = await Cluster.create(MemoryTree().connect(), META)

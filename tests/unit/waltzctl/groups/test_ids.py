@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.typed_command import typed_command
 from waltzctl.groups.parked import IDS_MAX, _typed
 from waltzctl.groups.position import _ids, resume
 from waltzd.errors import BadArgument
@@ -22,7 +23,7 @@ def test_an_id_above_63_bits_is_refused() -> None:
         with pytest.raises(BadArgument, match="no id is above"):
             _typed(text)
     with pytest.raises(BadArgument, match="no id is above"):
-        resume(entry=HUGE, command=None)  # type: ignore[arg-type]
+        resume(entry=HUGE, command=typed_command())
 
 
 def test_a_range_of_more_than_the_ids_of_one_command_is_refused() -> None:

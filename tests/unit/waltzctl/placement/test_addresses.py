@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.snapshots import KEY, storage, well
+from tests.unit.typed_command import typed_command
 from waltzctl.placement import storage as command
 from waltzctl.placement.daemons import Daemons
 from waltzctl.shell.progress import unreported
@@ -25,17 +26,6 @@ class Seen(Daemons):
         return well()
 
 
-class Typed:
-    """What a person typed; the test asks for the plan, and carries it out."""
-
-    target = type("Target", (), {"tls": None})
-    prepare: Any = None
-
-    def perform(self, prepare: Any) -> int:
-        self.prepare = prepare
-        return 0
-
-
 async def made() -> Cluster:
     return await Cluster.create(MemoryTree().connect(), META, storages=[view.meta for view in well().storages])
 
@@ -47,7 +37,7 @@ def test_an_address_that_was_given_to_another_storage_while_a_person_was_asked(
     async def reached(*_: object) -> Any:
         return storage("s1").reported
 
-    typed: Any = Typed()
+    typed = typed_command()
     monkeypatch.setattr(command, "Daemons", Seen)
     monkeypatch.setattr(command, "check_storage", reached)
     command.set_(name="s1", listen=NEW.listen, command=typed)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.snapshots import KEY, STORAGES, well
+from tests.unit.typed_command import typed_command
 from waltzctl.placement import storage as command
 from waltzctl.placement.daemons import Daemons
 from waltzctl.shell.change import ConfirmOptions, carried_out
@@ -43,24 +44,13 @@ class Asked(Daemons):
         return dict.fromkeys(partitions)
 
 
-class Typed:
-    """What a person typed; `prepare` is asked for the plan by hand."""
-
-    target = type("Target", (), {"tls": None})
-    prepare: Any = None
-
-    def perform(self, prepare: Any) -> int:
-        self.prepare = prepare
-        return 0
-
-
 @pytest.mark.parametrize("is_assigned", [False, True])
 def test_a_replica_that_was_assigned_while_a_person_was_asked_stays(
     is_assigned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemons, typed = Asked(None), Typed()
+    daemons, typed = Asked(None), typed_command()
     monkeypatch.setattr(command, "Daemons", lambda _tls: daemons)
-    command.tidy(typed, "s1")  # type: ignore[arg-type]
+    command.tidy(typed, "s1")
 
     async def work() -> None:
         sets = {number: dict.fromkeys(("s2", "s3"), Membership.MEMBER) for number in range(4)}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.unit.snapshots import KEY, silent, storage, well
+from tests.unit.typed_command import typed_command
 from waltzctl.placement import cluster as command
 from waltzctl.shell.blueprint import write_new
 from waltzctl.shell.progress import unreported
@@ -25,22 +25,11 @@ from waltzd.protocol.document import encode
 META = ClusterMeta(name="trial", key=KEY, partitions=4, created="2026-01-01")
 
 
-class Typed:
-    """What a person typed; the test asks for the plan, and carries it out."""
-
-    target = SimpleNamespace(tls=None, where="zk:1/of-a-test")
-    prepare: Any = None
-
-    def perform(self, prepare: Any) -> int:
-        self.prepare = prepare
-        return 0
-
-
 @pytest.mark.parametrize("path", ["", POLICY, f"{SERVERS}/a"])
 def test_what_another_command_wrote_after_the_documents_were_saved_is_not_deleted(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed, tree, file = Typed(), MemoryTree(), tmp_path / "saved"
+    typed, tree, file = typed_command(where="zk:1/of-a-test"), MemoryTree(), tmp_path / "saved"
 
     def write(path_: Path, data: bytes, **more: Any) -> None:
         write_new(path_, data, **more)
@@ -52,7 +41,7 @@ def test_what_another_command_wrote_after_the_documents_were_saved_is_not_delete
 
     monkeypatch.setattr(command, "write_new", write)
     monkeypatch.setattr(command, "take_snapshot", seen)
-    command.delete(file=file, command=typed)  # type: ignore[arg-type]
+    command.delete(file=file, command=typed)
 
     async def work() -> None:
         cluster = await Cluster.create(tree.connect(), META)
