@@ -315,6 +315,17 @@ def test_what_is_parked_is_listed_and_replayed(servers: Servers, waltzctl: Tool)
     ]
 
 
+def test_all_that_is_parked_is_more_than_the_ids_that_can_be_typed(
+    servers: Servers, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waltzctl.groups.parked.IDS_MAX", 2)
+    servers.put(3, place(0, parked=3), place(1, parked=1), partitions="0-1")
+    there = ((0, 3), (0, 4), (0, 9), (1, 7))
+    servers.parked["mailer"] = [ParkedTransaction(at, id_, 5, "one", "full") for at, id_ in there]
+    assert waltzctl("group", "parked", "replay", "mailer", "--all", "--yes", *WHERE).code == 0
+    assert [told for _, _, told in servers.asked] == [(Change.REPLAY, 0, (3, 4, 9)), (Change.REPLAY, 1, (7,))]
+
+
 def test_what_passes_is_waited_for_and_what_stays_is_told(servers: Servers, waltzctl: Tool) -> None:
     servers.put(3, place(0, stopped="id 1"), place(1, stopped="id 1"), partitions="0-1")
     servers.refusals += [NotReady("it recovers"), NotOwner("it was given away")]

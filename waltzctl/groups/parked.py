@@ -7,6 +7,7 @@ it is not done. A replay delivers it again, with all tries; if it fails again it
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ def replay(
         else:
             wanted = await chosen(cluster, group, str(typed[0]))
         there: dict[int, list[int]] = {}
-        for one in await parked_in(cluster, command.target, group, wanted, IDS_MAX):
+        for one in await parked_in(cluster, command.target, group, wanted):
             if typed is None or one.id in typed[1]:
                 there.setdefault(one.partition, []).append(one.id)
         plan = Plan(
@@ -173,7 +174,7 @@ def _typed(text: str) -> tuple[int, Sequence[int]]:
 
 
 async def parked_in(
-    cluster: Cluster, target: ClusterTarget, group: GroupView, wanted: Sequence[int], most: int
+    cluster: Cluster, target: ClusterTarget, group: GroupView, wanted: Sequence[int], most: int = sys.maxsize
 ) -> list[ParkedTransaction]:
     """Return the parked transactions by partition and id, at most `most`."""
     found: list[ParkedTransaction] = []
