@@ -35,7 +35,6 @@ from waltzd.errors import (
     NoSuchGroup,
     NotReady,
     OtherTimeline,
-    Trimmed,
     WaltzError,
 )
 from waltzd.errors.operations import ChangedMeanwhile
@@ -195,7 +194,7 @@ class GroupPartition:
         None otherwise."""
         self.paused = ""
         """Why deliveries are paused without an operator's doing; empty while they are not."""
-        self.delivered = self.acknowledged = self.failed = self.lost = 0
+        self.delivered = self.acknowledged = self.failed = 0
         self._coordinator = coordinator
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
@@ -493,10 +492,6 @@ class GroupPartition:
                 if self._block(first) is None:
                     try:
                         run: Run = await cold.read(first, min(last, self.pipeline.committed))
-                    except Trimmed as error:
-                        self._lose(error)
-                        self._wanted.clear()
-                        continue
                     except WaltzError as error:
                         if (first, last) in self._wanted:
                             self._cannot_read(f"id {first} cannot be read: {error.message}")
@@ -522,24 +517,6 @@ class GroupPartition:
         if why and self._is_claimed:
             for member in self._members.values():
                 member.prolong()
-
-    def _lose(self, error: Trimmed) -> None:
-        """Skip transactions that were trimmed from the log before they were done."""
-        floor = error.number("floor")
-        if floor is None or not self._is_claimed:
-            self._cannot_read(error.message)
-            return
-        count = self._tracker.lose(floor, self._now())
-        self.lost += count
-        log.error(
-            "group %s, partition %d: skipped %d transactions below id %d, which were trimmed before they were done",
-            self.key.name,
-            self.key.partition,
-            count,
-            floor,
-        )
-        self._checkpointer.changed(count, is_urgent=True)
-        self.touch()
 
     # -- members -------------------------------------------------------------------------------------------------------
 
