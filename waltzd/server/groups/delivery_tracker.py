@@ -206,6 +206,9 @@ def dispatch_order_for(mode: Mode) -> DispatchOrder:
 
 INTERVALS_MAX = 10_000
 """Number of open intervals at which a group takes no new transactions until some are done."""
+OPEN_MAX = 25_000
+"""Number of open transactions at which a group takes no new ones, because each may become an interval of its own. The whole
+state, also after a replay of all that is parked, fits into one entry (`TEXTS_BYTES_MAX`)."""
 AHEAD_MAX = 4096
 """Number of transactions that wait in memory; others wait in the log. In a keyed group this also bounds how many wait
 behind one key before other keys must wait."""
@@ -301,9 +304,12 @@ class DeliveryTracker:
     @property
     def room(self) -> int:
         """Return how many more transactions may be offered. Those that were open before this epoch are never held back
-        by open intervals, or the group could not recover from too many."""
-        is_full = len(self.state.open) >= INTERVALS_MAX and self.upcoming > self.state.reach
-        return 0 if is_full or self.state.stopped else max(0, AHEAD_MAX - self._dispatch.waiting)
+        by what is open, or the group could not recover from too much."""
+        room = AHEAD_MAX - self._dispatch.waiting
+        if self.upcoming > self.state.reach:  # then all that is open was offered, or is offered again
+            open_ones = self._dispatch.waiting + len(self._flights) + len(self._again)
+            room = 0 if len(self.state.open) >= INTERVALS_MAX else min(room, OPEN_MAX - open_ones)
+        return 0 if self.state.stopped else max(0, room)
 
     @property
     def upcoming(self) -> int:

@@ -138,6 +138,9 @@ TEXT_BYTES_MAX = 1024
 TEXTS_BYTES_MAX = 256 << 10
 """Largest total size of the texts in one entry; longer ones are cut. With all intervals and parked ids an entry then fits
 into a transaction of 1 MiB, the default limit. An entry that does not fit could never be written."""
+DELTA_BYTES_MAX = TEXTS_BYTES_MAX
+"""Size above which a delta is compared with a snapshot: the ids that were released or settled since the last entry are not
+bounded by what a state may hold."""
 VERSION, FORKED = 1, 2
 """Versions of the encoding: without a timeline, which stands for the first one, and with one behind the head."""
 _SNAPSHOT, _DELTA = 1, 2
@@ -321,11 +324,14 @@ class GroupState:
         return self._encode(_SNAPSHOT, self.open, self.parked, ())
 
     def delta(self) -> bytes | None:
-        """Encode the changes since the last delta; return None if there are none."""
+        """Encode the changes since the last delta, or the whole state if that is shorter than many changes; return None if
+        there are none."""
         if not self._is_changed:
             return None
         parked = {id: self.parked[id] for id in self._touched_parked}
         data = self._encode(_DELTA, self._changes(), parked, self._released)
+        if len(data) > DELTA_BYTES_MAX:
+            data = min(data, self.snapshot(), key=len)
         self.forget_changes()
         return data
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.group_twin import Kept, Twin
 from waltzd.protocol.groups import AckResult, Exhausted, Mode
 from waltzd.server.groups.delivery_tracker import AHEAD_MAX, Delivery, DeliveryTracker, GroupSettings
-from waltzd.server.groups.state import GroupState, Parked
+from waltzd.server.groups.state import PARKED_MAX, GroupState, Parked
 
 STEPS = 150
 
@@ -468,6 +468,45 @@ def test_a_group_full_of_holes_takes_no_new_work_and_gets_out_of_it(monkeypatch:
     after.deliver(0)
     assert after.acknowledge("b", 2, 99, 0, 2, 0).taken == 2
     assert after.room > 0
+
+
+def test_the_state_fits_into_one_transaction_however_much_members_may_have_in_flight() -> None:
+    """By default a transaction has at most 1 MiB, and an entry that is larger can never be written."""
+    found = tracker(Mode.QUEUE, 0, max_in_flight=100_000)
+    state = found.state
+
+    def deliver() -> list[Delivery]:
+        out: list[Delivery] = []
+        for id in found.again:
+            found.offer(id)
+        while found.room:
+            for id in range(found.upcoming, found.upcoming + found.room):
+                found.offer(id)
+            out += found.deliver(0)
+        return out + found.deliver(0)
+
+    def reject(out: list[Delivery]) -> None:
+        for one in out:
+            found.reject("a", 1, one.tag, one.id, one.id, 0, reason="x" * 1024)
+
+    def sizes() -> list[int]:
+        whole = state.snapshot()
+        return [len(whole), len(state.delta() or b"")]
+
+    out = deliver()
+    reject(out[:PARKED_MAX])
+    entries = sizes()
+    found.replay(list(state.parked))
+    out = out[PARKED_MAX:] + deliver()
+    entries += sizes()
+    found.replay(list(state.parked))
+    for one in out[::2]:  # no two of its neighbours have failed as often
+        found.refuse("a", 1, one.tag, one.id, one.id, 0, reason="x", delay=9.0)
+    entries += sizes()
+    assert len(state.open) > PARKED_MAX
+    reject(out[1 : 2 * PARKED_MAX : 2])
+    assert max(entries + sizes()) < 1 << 20
+    assert len(state.parked) == PARKED_MAX
 
 
 @pytest.mark.parametrize("mode", Mode)
