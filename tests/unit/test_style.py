@@ -16,7 +16,7 @@ from tests.conftest import HEAVY
 
 ROOT = Path(__file__).parents[2]
 LINES_MAX = {
-    "spark": 8_500, "waltzctl": 25_840, "waltzd": 1_805, "waltzd/archive": 4_295, "waltzd/client": 9_025,
+    "spark": 8_500, "waltzctl": 25_840, "waltzd": 1_805, "waltzd/archive": 4_295, "waltzd/client": 9_030,
     "waltzd/cluster": 3_870, "waltzd/daemon": 2_845, "waltzd/disk": 920, "waltzd/format": 3_840, "waltzd/observe": 385,
     "waltzd/protocol": 4_255, "waltzd/server": 1_910, "waltzd/server/clients": 3_465, "waltzd/server/core": 2_365,
     "waltzd/server/groups": 1_695, "waltzd/server/session": 3_630, "waltzd/server/subscriptions": 2_225, "waltzd/sql":

@@ -37,10 +37,12 @@ class Reject(Exception):
 
 
 class GroupEpoch(NamedTuple):
-    """Epoch of a group in one partition, under one owner. Deliveries of another epoch are void."""
+    """Epoch of a group in one partition, under one owner, and the timeline of the log: a rescue of the group log may begin
+    an epoch again, and above a fork an id is another transaction. Deliveries of another epoch are void."""
 
     made_at: int
     epoch: int
+    timeline: UUID
 
 
 class DeliverySource(Protocol):

@@ -245,7 +245,7 @@ class PartitionConsumer:
             self._lineage = Lineage(joined.timelines)
         except ValueError as error:
             raise CannotConnect(f"the owner reported invalid timelines of partition {self.partition}: it {error}") from None
-        group_epoch = GroupEpoch(joined.made_at, joined.epoch)
+        group_epoch = GroupEpoch(joined.made_at, joined.epoch, self._lineage.current)
         self.joined, self.trouble, self._number, self._kept = joined, None, 0, 0
         self._joined_at = self._loop.time()
         again = [*self._unanswered.values(), *self._unkept, *self._unsent]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ from waltzd.protocol.groups import (
     Mode,
     Paused,
 )
+from waltzd.protocol.timelines import Fork, Timeline
 
 MADE = 7
 SETTINGS = ClientSettings(submit_seconds=100, call_seconds=5, close_seconds=3)
@@ -64,8 +66,8 @@ class Stream:
                     self.request = frame
                     self.owner.streams.append(self)
                     owner = self.owner
-                    joined = Joined(owner.made_at, owner.epoch, owner.mode, owner.ack_wait_ms, 100, owner.hears_begun)
-                    self.push(joined)
+                    about = (owner.made_at, owner.epoch, owner.mode, owner.ack_wait_ms, 100, owner.hears_begun)
+                    self.push(Joined(*about, owner.timelines))
                 case Ack(verb=AckKind.BEGIN):
                     self.begun.append(frame)
                 case Ack():
@@ -121,6 +123,7 @@ class Owner(FakeCluster):
         self.mode = mode
         self.epoch = 1
         self.made_at = MADE
+        self.timelines: tuple[Timeline, ...] = ()
         self.ack_wait_ms = ack_wait_ms
         self.streams: list[Stream] = []
         self.answers: Callable[[Ack], Sequence[DeliveryFrame]] | None = all_is_well
@@ -246,6 +249,29 @@ def test_in_another_epoch_nothing_that_was_said_before_counts() -> None:
         assert all("or the group a reset or other settings" in str(one) for one in results), "what may have ended the epoch"
         with pytest.raises(DeliveryLate, match="another epoch"):
             await third.ack()
+        assert newer.said == []
+
+    with_owner(test)
+
+
+def test_on_another_timeline_nothing_that_was_said_before_counts_in_an_epoch_of_the_same_number() -> None:
+    """The ids are other transactions above the fork. A rescue of the group log may have taken the epoch back as well."""
+
+    async def test(owner: Owner, subscription: Subscription[Any]) -> None:
+        owner.answers = None
+        stream = await owner.stream()
+        stream.give(4, 5, tag=2)
+        first, second = await taken(subscription, 2)
+        said = asyncio.create_task(first.ack())
+        await until(lambda: len(stream.said) == 1)
+        owner.timelines = (Timeline(identity=UUID(int=9), number=2, parent=1, fork=Fork(3), session=1),)
+        stream.break_off()
+        newer = await owner.stream(1)
+        newer.give(4, tag=1)
+        with pytest.raises(DeliveryLate):
+            await said
+        with pytest.raises(DeliveryLate):
+            await second.ack()
         assert newer.said == []
 
     with_owner(test)
