@@ -19,7 +19,7 @@ LINES_MAX = {
     "spark": 8_500, "waltzctl": 25_840, "waltzd": 1_805, "waltzd/archive": 4_295, "waltzd/client": 9_030,
     "waltzd/cluster": 3_870, "waltzd/daemon": 2_845, "waltzd/disk": 920, "waltzd/format": 3_840, "waltzd/observe": 385,
     "waltzd/protocol": 4_255, "waltzd/server": 1_910, "waltzd/server/clients": 3_465, "waltzd/server/core": 2_365,
-    "waltzd/server/groups": 1_695, "waltzd/server/session": 3_630, "waltzd/server/subscriptions": 2_225, "waltzd/sql":
+    "waltzd/server/groups": 1_705, "waltzd/server/session": 3_630, "waltzd/server/subscriptions": 2_225, "waltzd/sql":
     1_925, "waltzd/storage": 3_155, "waltzd/storage/offline": 1_690, "waltzd/storage/replica": 4_575, "waltzd/testing":
     1_825, "waltzd/wire": 5_485,
 }  # fmt: skip

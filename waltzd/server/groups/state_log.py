@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import nsmallest
 from typing import NamedTuple
 
@@ -276,22 +276,17 @@ TROUBLES_MAX = 20
 def totals_of(
     state_log: GroupStateLog,
     at_work: Mapping[Key, GroupPartitionStatus],
+    partitions_of: Callable[[GroupMeta], Iterable[int]],
     committed_of: Callable[[int], int | None],
     trouble: str,
     stopped_by: Callable[[Key, GroupState], str] = lambda key, state: state.stopped,
 ) -> GroupTotals:
-    """Count all groups. `committed_of` returns the committed mark of a partition, None if another server owns it.
-    `trouble` is why the group log may be outdated here. `stopped_by` returns why an inactive group would deliver
-    nothing."""
-    committed: dict[int, int | None] = {}
+    """Count all groups. `partitions_of` returns the partitions of a group at this moment. `committed_of` returns the
+    committed mark of a partition, None if another server owns it. `trouble` is why the group log may be outdated here.
+    `stopped_by` returns why an inactive group would deliver nothing."""
     members = in_flight = lags = parked_ones = stopped_ones = paused_ones = unattended = 0
     troubles: list[GroupTrouble] = []
-    for key, state in state_log.states():
-        if key.partition not in committed:
-            committed[key.partition] = committed_of(key.partition)
-        end = committed[key.partition]
-        if end is None or state_log.groups.get(key.name, (None, None))[1] != key.made_at:
-            continue
+    for key, state, end in _owned(state_log, partitions_of, committed_of):
         place = at_work.get(key)
         if place is None:
             here, paused, stopped, parked = 0, "", stopped_by(key, state), len(state.parked)
@@ -319,6 +314,26 @@ def totals_of(
         trouble=trouble,
         foreign=state_log.foreign,
     )
+
+
+def _owned(
+    state_log: GroupStateLog,
+    partitions_of: Callable[[GroupMeta], Iterable[int]],
+    committed_of: Callable[[int], int | None],
+) -> Iterator[tuple[Key, GroupState, int]]:
+    """Yield the state of each group in each of its partitions that this server owns, with the committed mark there. Where
+    a group has not begun, it is at its start."""
+    committed: dict[int, int | None] = {}
+    begun = dict(state_log.states())
+    for meta, made_at in state_log.groups.values():
+        starts = {start.partition: start.position for start in meta.starts}
+        for partition in partitions_of(meta):
+            if partition not in committed:
+                committed[partition] = committed_of(partition)
+            end, key = committed[partition], Key(meta.name, made_at, partition)
+            if end is not None:
+                start = starts.get(partition, Position(-1))
+                yield key, begun.get(key) or GroupState(after=int(start), timeline=start.timeline), end
 
 
 def _worst_first(one: GroupTrouble) -> tuple[bool, bool, int, int, str, int]:

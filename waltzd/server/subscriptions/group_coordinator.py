@@ -26,6 +26,7 @@ from waltzd.errors import (
     GroupExists,
     GroupLogAway,
     NoGroupLog,
+    NoSuchChannel,
     NoSuchGroup,
     NoSuchPartition,
     NotInGroup,
@@ -569,7 +570,14 @@ class GroupCoordinator:
             return None
         told = {key: group_partition.describe() for key, group_partition in self._active.items()}
         at_work = {key: one for key, one in told.items() if one is not None}
-        return totals_of(self.state_log, at_work, self._committed, self.trouble, self._stopped)
+        return totals_of(self.state_log, at_work, self._partitions_now, self._committed, self.trouble, self._stopped)
+
+    def _partitions_now(self, meta: GroupMeta) -> Sequence[int]:
+        """Return the partitions of a group; if one of its channels is gone, those in which it has begun."""
+        try:
+            return numbers_in(self.partitions_of(meta))
+        except NoSuchChannel:
+            return [partition for partition in range(self._partitions) if self.state_log.state(meta.name, partition)]
 
     def _committed(self, partition: int) -> int | None:
         pipeline = self._own_pipeline(partition)

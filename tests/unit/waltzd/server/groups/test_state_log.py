@@ -283,6 +283,10 @@ def ledger_of(*entries: bytes) -> GroupStateLog:
     return found
 
 
+def everywhere(meta: GroupMeta) -> range:
+    return range(3)
+
+
 def mailer(name: str = "mailer") -> bytes:
     return group_entry(GroupMeta(name=name, partitions=None, mode=Mode.QUEUE))
 
@@ -300,10 +304,10 @@ def test_only_what_is_owned_counts_and_only_groups_that_are_there() -> None:
         state_entry("mailer", 2, 0, state(5, stopped="id 6: no")),
         state_entry("mailer", 0, 77, state(5)),
     )
-    found = totals_of(state_log, {}, OWNED.get, "")
+    found = totals_of(state_log, {}, everywhere, OWNED.get, "")
     assert (found.groups, found.members, found.lag, found.parked, found.stopped, found.unattended) == (1, 0, 10, 3, 0, 1)
     assert [(one.partition, one.lag, one.parked, one.is_unattended) for one in found.troubles] == [(0, 10, 3, True)]
-    assert totals_of(state_log, {}, lambda _: None, "it is away").trouble == "it is away"
+    assert totals_of(state_log, {}, everywhere, lambda _: None, "it is away").trouble == "it is away"
 
 
 def test_what_is_at_work_counts_as_it_says() -> None:
@@ -313,7 +317,7 @@ def test_what_is_at_work_counts_as_it_says() -> None:
         Key("mailer", 0, 0): at_work(0, members=members, in_flight=2),
         Key("mailer", 0, 1): at_work(1, reach=9, open=4, paused="the group log is away"),
     }
-    found = totals_of(state_log, places, OWNED.get, "")
+    found = totals_of(state_log, places, everywhere, OWNED.get, "")
     assert (found.members, found.in_flight, found.lag, found.paused, found.unattended) == (2, 2, 6, 1, 1)
     assert [one.paused for one in found.troubles] == ["the group log is away"]
 
@@ -326,6 +330,6 @@ def test_the_worst_are_named() -> None:
             mailer(name),
             state_entry(name, 0, 2 * number, state(number, stopped="id 0: no" if number == 7 else "")),
         ]
-    found = totals_of(ledger_of(*entries), {}, OWNED.get, "")
+    found = totals_of(ledger_of(*entries), {}, lambda _: [0], OWNED.get, "")
     assert (found.unattended, found.stopped, len(found.troubles)) == (TROUBLES_MAX + 9, 1, TROUBLES_MAX)
     assert [one.name for one in found.troubles[:3]] == ["group07", "group00", "group01"]

@@ -39,6 +39,7 @@ from waltzd.protocol.groups import (
     Change,
     Changed,
     Exhausted,
+    GroupTotals,
     KeyedBy,
     Mode,
     ParkedTransaction,
@@ -636,6 +637,37 @@ def test_the_group_log_stays_short_when_a_partition_has_left_the_channel_of_a_gr
         await room.until(lambda: known.overdue is None)
         assert known.floor > 100
         assert known.state("one", 0) is not None, "it may come back"
+
+    Room.run(story, partitions=2)
+
+
+def test_a_group_is_missed_before_its_first_member_and_not_in_a_partition_that_has_left_its_channel() -> None:
+    async def story(room: Room) -> None:
+        room.cluster.set_channels({"orders": "0"})
+        coordinator = room.coordinator()
+
+        async def totals() -> GroupTotals:
+            coordinator._totals_until = 0.0
+            found = coordinator.totals()
+            assert found is not None
+            return found
+
+        await room.append(3)
+        await room.make("mailer", partitions=Parts("orders"), starts=(GroupStart(0, 0),))
+        alone = await totals()
+        assert (alone.unattended, alone.lag) == (1, 2), "nobody has ever joined, and two transactions wait"
+        assert [(one.name, one.partition, one.is_unattended) for one in alone.troubles] == [("mailer", 0, True)]
+        async with room.member("mailer", "a") as a:
+            await a.take(1)
+            assert (await totals()).unattended == 0
+            await a.say(AckKind.REJECT, 1, reason="no")
+        await room.until(lambda: not list(coordinator.active))
+        assert ((await totals()).unattended, (await totals()).parked) == (1, 1)
+        room.cluster.set_channels({"orders": "1"})
+        left = await totals()
+        assert (left.unattended, left.lag, left.parked, left.troubles) == (0, 0, 0, ()), "nobody can join there any more"
+        room.cluster.set_channels({"others": "0"})
+        assert (await totals()).unattended == 1, "where it was is what is known of a channel that is gone"
 
     Room.run(story, partitions=2)
 
