@@ -61,6 +61,8 @@ LAST = 0x1
 _KNOWN_FLAGS = LAST
 _RESERVED = slice(76, 92)
 _ZEROS = bytes(16)
+GROUPS_BYTES_MAX = 8 << 20
+"""Bytes of a client's message with groups, whatever other limits allow: it cannot be cut, and every storage accepts it."""
 FEW_LOCKS = 16
 """Number of locks up to which a Python loop is faster than numpy."""
 

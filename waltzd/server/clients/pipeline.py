@@ -41,7 +41,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.errors.operations import BadFrame, SessionEnded, TooManyCallers
-from waltzd.format.batch import Batch, End, encode_batch
+from waltzd.format.batch import GROUPS_BYTES_MAX, Batch, End, encode_batch
 from waltzd.format.checksum import I64
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import GROUP_SEGMENT_BYTES
@@ -127,9 +127,6 @@ meanwhile. A number that is far too high would lock the client out for good."""
 STEP_BYTES_MAX = 1 << 20
 """Bytes of one step, which keeps the event loop busy for some milliseconds at most. Other partitions of this server need
 the loop as well. A group of transactions is not cut for that."""
-GROUPS_BYTES_MAX = 8 << 20
-"""Bytes of a client's message with groups, whatever other limits allow: it cannot be cut, and every storage must accept
-it."""
 LOCKS_BYTES = 128 << 10
 """Bytes of the log that are read at a time to complete a new lock table."""
 HISTORY_SECONDS = 2.0

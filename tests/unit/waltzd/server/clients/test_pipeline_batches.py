@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.unit.mounting import LIMITS, FakeSession, Room, batch_of, in_room, piece_of
 from waltzd.errors import NeedsBatches, NotReady, TooLarge
 from waltzd.errors.operations import ClockAhead, SessionEnded
-from waltzd.format.batch import End, why_wrong
+from waltzd.format.batch import GROUPS_BYTES_MAX, End, why_wrong
 from waltzd.format.record import LockColumns
 from waltzd.protocol.batches import Committals, Feed, FeedMode, HeadFeed
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
-from waltzd.server.clients.pipeline import GROUPS_BYTES_MAX, STEP_BYTES_MAX, STEP_ROWS_MAX
+from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX
 from waltzd.server.core.log_cache import RUN_BYTES
 from waltzd.server.core.step import AHEAD_MAX
 
