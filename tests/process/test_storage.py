@@ -204,7 +204,7 @@ def test_what_does_not_belong_is_refused_and_nothing_is_written(make_daemon: Mak
             assert isinstance(await refused(_append_empty(replicas, empty)), BadFrame)
             huge = encode_payloads(10, [b"x" * 70_000])
             assert isinstance(await refused(append(replicas.append(0, 1), [huge])), TooLarge)
-            wide = encode_payloads(10, [b"x" * 30_000] * 3)
+            wide = encode_payloads(10, [b"x" * 60_000] * 150)  # more than an owner ever sends together
             assert isinstance(await refused(append(replicas.append(0, 1), [wide])), TooLarge)
             # The same bytes under the same ids are acknowledged again, and the good stream never noticed.
             assert await append(replicas.append(0, 1), [first]) == 9

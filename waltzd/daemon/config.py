@@ -17,6 +17,7 @@ from waltzd.cluster.documents import LEASE_MS_MAX
 from waltzd.cluster.zookeeper_credentials import OFF, TLS_MODES, ZooKeeperCredentials, load_credentials
 from waltzd.daemon.settings import Bounds, document, format_size, sample, setting
 from waltzd.errors import BadArgument, operations
+from waltzd.format.batch import GROUPS_BYTES_MAX
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.address import Address, is_name, parse_address
@@ -25,8 +26,7 @@ from waltzd.protocol.role import Role
 MESSAGE_OVERHEAD_BYTES = 64 << 10
 """Largest overhead of a gRPC message around its records: columns, session, partition, lengths."""
 BATCH_OVERHEAD_BYTES = 2 << 20
-"""Largest overhead of a batch besides its records: nine bytes for each of at most 100,000 locks of a transaction, or the
-lengths and counts of many small transactions."""
+"""Largest overhead of a batch besides its records: nine bytes for each of 100,000 locks, or the counts of many records."""
 
 _ROOT = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
 _NUMBERS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
@@ -221,7 +221,7 @@ class StorageConfig(DaemonConfig):
         default=16 << 20,
     )
     frame_bytes_max: Annotated[int, Bounds(1 << 10, 1 << 30, "bytes")] = setting(
-        "Largest number of bytes of records in one message. A larger record is sent in a message of its own.",
+        "Largest number of bytes of records in one message; owners may always send 8MiB. A larger record is sent alone.",
         default=4 << 20,
     )
     queue_bytes_max: Annotated[int, Bounds(1 << 10, 16 << 30, "bytes")] = setting(
@@ -262,8 +262,9 @@ class StorageConfig(DaemonConfig):
 
     @property
     def message_bytes_max(self) -> int:
-        """Largest gRPC message: a record larger than a frame is still sent, in a batch with its locks."""
-        return max(self.frame_bytes_max, self.record_bytes_max) + MESSAGE_OVERHEAD_BYTES + BATCH_OVERHEAD_BYTES
+        """Largest message: a record larger than a frame is still sent, in a batch with its locks; so is a group."""
+        most = max(self.frame_bytes_max, self.record_bytes_max, GROUPS_BYTES_MAX)
+        return most + MESSAGE_OVERHEAD_BYTES + BATCH_OVERHEAD_BYTES
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()

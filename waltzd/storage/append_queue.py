@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 from waltzd.daemon.config import StorageConfig
 from waltzd.errors import TooLarge, WaltzError
 from waltzd.errors.operations import BadFrame, DiskFull, Draining, FlushFailed
-from waltzd.format.batch import Batch, Piece, why_wrong
+from waltzd.format.batch import GROUPS_BYTES_MAX, Batch, Piece, why_wrong
 from waltzd.format.record import Run, first_bad
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.histogram import Durations
@@ -553,11 +553,10 @@ class Stream:
         size, count = sum([len(piece.data) for piece in frame.pieces]), frame.records
         if count == 0 and isinstance(frame.content, Run):
             raise BadFrame("a frame without records")
-        is_one = len(frame.pieces) == 1 and not isinstance(
-            frame.content, Run
-        )  # what cannot be cut may be as large as a record
-        if count > 1 and size > max(self._config.frame_bytes_max, self._config.record_bytes_max if is_one else 0):
-            raise TooLarge(f"a frame has {size} bytes of records; {self._config.frame_bytes_max} are allowed")
+        # An owner does not know the limits here: what it may send together is taken, or its log would stand still.
+        together = max(self._config.frame_bytes_max, self._config.record_bytes_max, GROUPS_BYTES_MAX)
+        if count > 1 and size > together:
+            raise TooLarge(f"a frame has {size} bytes of records; {together} are allowed")
         if count == 1 and size > self._config.record_bytes_max:
             first_id = frame.pieces[0].first_id
             raise TooLarge(f"record {first_id} has {size} bytes; {self._config.record_bytes_max} are allowed")

@@ -25,6 +25,7 @@ from waltzd.daemon.config import (
 from waltzd.daemon.config_file import TEXT_BYTES_MAX, resolved, show
 from waltzd.daemon.settings import declared, format_size, parse_size
 from waltzd.errors.operations import BadConfig
+from waltzd.format.batch import GROUPS_BYTES_MAX
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.address import Address
@@ -175,8 +176,10 @@ def test_the_message_limit_lets_the_largest_record_travel() -> None:
     usual = StorageConfig(directory="/data")
     overhead = MESSAGE_OVERHEAD_BYTES + BATCH_OVERHEAD_BYTES
     assert usual.message_bytes_max == usual.record_bytes_max + overhead
-    small = StorageConfig(directory="/data", record_bytes_max=1024)
-    assert small.message_bytes_max == small.frame_bytes_max + overhead
+    small = StorageConfig(directory="/data", record_bytes_max=1024, frame_bytes_max=1024)
+    assert small.message_bytes_max == GROUPS_BYTES_MAX + overhead
+    large = StorageConfig(directory="/data", frame_bytes_max=32 << 20)
+    assert large.message_bytes_max == large.frame_bytes_max + overhead
 
 
 @given(st.integers(0, 1 << 50))

@@ -17,12 +17,13 @@ from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import TooLarge, WaltzError
 from waltzd.errors.operations import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSession
-from waltzd.format.batch import Batch, Piece
+from waltzd.format.batch import GROUPS_BYTES_MAX, Batch, Piece
 from waltzd.format.layout import CHECKPOINT_TRANSACTIONS, HARD_STATE_NAME, segment_name
-from waltzd.format.record import Run, encode_payloads
+from waltzd.format.record import OVERHEAD_BYTES, Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.histogram import Durations
 from waltzd.protocol.peers import RecordsFrame
+from waltzd.server.session.replicated_log import FRAME_BYTES
 from waltzd.storage.append_queue import HERE_BYTES_MAX, PARTS, AppendQueue, InlineFlushPolicy, RunBlocking, RunHere, Stream
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
@@ -345,15 +346,20 @@ def test_a_wrong_batch_is_refused_behind_the_mark_of_the_right_ones() -> None:
     assert with_queue(test) == []
 
 
-def test_one_batch_may_be_as_large_as_a_record_because_nobody_cuts_it() -> None:
-    two = batches(2)
-    size = max(len(batch.run.data) for batch in two)
-    stream: Any = SimpleNamespace(_config=StorageConfig(directory="s", frame_bytes_max=size // 2, record_bytes_max=size))
-    for batch in two:
-        Stream._check(stream, RecordsFrame((batch,), -1))
-    for content in (tuple(two), two[0].run):
-        with pytest.raises(TooLarge):
-            Stream._check(stream, RecordsFrame(content, -1))
+def test_what_an_owner_sends_together_is_taken_whatever_the_limits_are() -> None:
+    """It sends small transactions together, and a group of them in one batch. It does not know the limits of its storages,
+    and would send the same again and again."""
+    config = StorageConfig(directory="s", frame_bytes_max=1 << 10, record_bytes_max=1 << 10)
+    stream: Any = SimpleNamespace(_config=config)
+    small = b"x" * (1000 - OVERHEAD_BYTES)
+    run, pairs = encode_payloads(0, [small] * (FRAME_BYTES // 1000)), batches_of([[small] * 2] * (FRAME_BYTES // 2100))
+    (group,) = batches_of([[small] * (GROUPS_BYTES_MAX // 1000)])
+    for content in (run, tuple(pairs), (group,)):
+        frame = RecordsFrame(content, -1)
+        Stream._check(stream, frame)
+        assert frame.bytes <= config.message_bytes_max
+    with pytest.raises(TooLarge):
+        Stream._check(stream, RecordsFrame(encode_payloads(0, [small] * (GROUPS_BYTES_MAX // 999)), -1))
 
 
 def test_a_footer_is_prepared_beside_the_appends_and_comes_out_the_same() -> None:
