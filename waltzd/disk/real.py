@@ -23,6 +23,7 @@ from waltzd.errors.operations import (
     NotRegularFile,
     PathMissing,
     ReadFailed,
+    TooManyFiles,
 )
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -52,7 +53,8 @@ def translate(error: OSError, what: str) -> WaltzError:
         return NotRegularFile(said, next_step="give the path of a plain file or directory", **facts)
     if number in (errno.EAGAIN, errno.EWOULDBLOCK):
         return DirectoryHeld(said, **facts)
-    return ReadFailed(said, **facts)
+    kind = TooManyFiles if number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) else ReadFailed
+    return kind(said, **facts)
 
 
 @contextmanager

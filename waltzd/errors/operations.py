@@ -621,6 +621,12 @@ class ReadFailed(WaltzError, code="W3007", retry=Retry.ELSEWHERE):
     nothing was returned. Next: look at the kernel log for this device; rebuild this replica on a sound disk."""
 
 
+class TooManyFiles(ReadFailed, code="W3011", retry=Retry.ELSEWHERE, status="RESOURCE_EXHAUSTED"):
+    """The operating system could not open or read a file, because the process or the machine has too many files open or
+    no memory left. It proves nothing about the file. Nothing was changed. Not done: nothing was returned. Next: raise
+    `LimitNOFILE` in the unit of the daemon, or `ulimit -n`, and start it again; look for what takes the memory."""
+
+
 class DiskFull(WaltzError, code="W3005", retry=Retry.LATER, status="RESOURCE_EXHAUSTED"):
     """The file system has no space left, or less than the configured reserve. Writes that were not acknowledged were
     undone. Reads and administration continue, and writes resume automatically when there is space. Not done: nothing

@@ -18,7 +18,7 @@ from uuid import UUID
 import numpy as np
 
 from waltzd.disk.seam import Disk, File, join
-from waltzd.errors.operations import NotRegularFile, PathMissing, ReadFailed
+from waltzd.errors.operations import NotRegularFile, PathMissing, ReadFailed, TooManyFiles
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
 from waltzd.format.checksum import I64
@@ -177,6 +177,8 @@ class _Inspection:
             return report
         try:
             self._run_on(file)
+        except TooManyFiles:
+            raise
         except ReadFailed as error:
             self._find(Code.UNREADABLE, error.message)
         finally:

@@ -57,9 +57,8 @@ def floor_of(info: ControlStruct | None, hard_state: HardState | None) -> int:
 
 
 def lineage_of(hard_state: HardState) -> Lineage:
-    """Return the timelines of the log that this replica holds. Raises `PartitionDamaged` where the hard state, whose
-    checksum
-    is right, names what is no lineage."""
+    """Return the timelines of the log that this replica holds. Raise `PartitionDamaged` if the hard state, whose checksum
+    is right, names no valid lineage."""
     found = Lineage.decode(hard_state.timelines)
     if found is None:
         raise PartitionDamaged(f"the hard state of partition {hard_state.partition} names timelines that are no lineage")

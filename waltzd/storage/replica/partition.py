@@ -43,6 +43,7 @@ from waltzd.errors.operations import (
     NotOpened,
     PathMissing,
     ReadFailed,
+    TooManyFiles,
     Unsafe,
 )
 from waltzd.format.batch import Batch, Head, Piece
@@ -738,7 +739,7 @@ class Partition:
                 return read(segment, min(last_id, last_here))
             except ReadFailed as error:  # in a sealed segment it is damage, which its owner heals
                 at = self._segments.first_ids[self._segments.position_of(first_id)]
-                if self._segments.is_active(at):
+                if self._segments.is_active(at) or isinstance(error, TooManyFiles):
                     raise
                 raise Suspect(at) from error
 

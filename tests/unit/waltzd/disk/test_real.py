@@ -24,6 +24,7 @@ from waltzd.errors.operations import (
     NotRegularFile,
     PathMissing,
     ReadFailed,
+    TooManyFiles,
 )
 
 DISK = RealDisk()
@@ -182,6 +183,8 @@ def test_a_write_that_fails_for_another_reason_than_space_is_fatal(tmp_path: Pat
         (errno.EAGAIN, DirectoryHeld),
         (errno.EIO, ReadFailed),
         (errno.ESTALE, ReadFailed),
+        (errno.EMFILE, TooManyFiles),
+        (errno.ENOMEM, TooManyFiles),
     ],
 )
 def test_errors_of_the_system_become_ours(number: int, expected: type[WaltzError]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,8 @@ from tests.simulation.sample import (
     served,
 )
 from tests.unit.keeping import begun
+from waltzd.disk.real import translate
+from waltzd.disk.seam import File
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import BadArgument, BeyondLog
 from waltzd.errors.operations import (
@@ -33,6 +36,7 @@ from waltzd.errors.operations import (
     PartitionDamaged,
     PartitionOffline,
     StaleSession,
+    TooManyFiles,
 )
 from waltzd.format.finding import Code
 from waltzd.format.layout import segment_name
@@ -335,6 +339,24 @@ def test_a_bad_sector_that_a_call_meets_is_damage_and_can_be_healed(call: Callab
         call(partition, first_id)
     [finding] = partition.status().findings
     assert (finding.code, partition.status().damaged_segments) == (Code.UNREADABLE, (first_id,))
+
+
+def test_a_segment_is_not_damaged_because_too_many_files_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All replicas of a partition would be out at the same time, if the limit is low and their readers are many."""
+    disk, _, partition = begun(24)
+    first_id, last_id = partition.sealed_segments()[1]
+    partition = reopened(disk)
+    partition.open_session(5)
+
+    def refuse(path: str, *, write: bool = False) -> File:
+        raise translate(OSError(errno.EMFILE, "x"), f"opening {path}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "open", refuse)
+        with pytest.raises(TooManyFiles):
+            partition.read_examined(first_id, last_id, 1000)
+    assert partition.status().is_sound
+    assert partition.read_examined(first_id, last_id, 1000).first_id == first_id
 
 
 def test_a_sector_that_could_not_be_read_once_is_no_damage() -> None:
