@@ -191,8 +191,13 @@ def test_a_message_costs_no_more_than_its_bytes() -> None:
     Room.run(story, partitions=4)
 
 
+GROUP = b"\xa3\x06\xa4\x06"
+"""Begin and end of a group that no message declares; parsers pass over it."""
+
+
 def mounts() -> Iterator[tuple[str, bytes]]:
     yield "empty batches", b"\x1a\x00" * (1 << 20)
+    yield "empty batches behind a group", GROUP + b"\x1a\x00" * (1 << 20)
     yield "empty batches, few", b"\x1a\x00" * (CLIENT_FIELDS_MAX - 1)
     yield "credits", b"\x10\x01" * (1 << 20)
     small = wire.ClientFrame(
@@ -212,6 +217,7 @@ def mounts() -> Iterator[tuple[str, bytes]]:
 
 def members() -> Iterator[tuple[str, bytes]]:
     yield "empty words", b"\x12\x00" * (1 << 20)
+    yield "empty words behind a group", GROUP + b"\x12\x00" * (1 << 20)
     stretch: dict[str, Any] = {"firsts": struct.pack(">q", 0), "lasts": struct.pack(">q", 1 << 60)}
     extends = [wire.Said(number=at + 1, verb=AckKind.EXTEND, epoch=1, tag=1, **stretch) for at in range(250)]
     yield "extends", wire.MemberFrame(said=extends).SerializeToString()

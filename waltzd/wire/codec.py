@@ -132,9 +132,10 @@ def bounded(kind: type[M], parse: Parse[M]) -> Callable[[bytes], M | WaltzError]
 
 def _has_more_fields(raw: Buffer, most: int) -> bool:
     """Return whether a message has more than `most` fields, nested ones not counted. Bytes that are no message are left
-    to the parser."""
+    to the parser. The begin and the end of a group count as fields, and what is in it counts, too: the parser takes
+    groups that no message declares."""
     at, end = 0, len(raw)
-    for _ in range(most + 1):
+    for _ in range(most):
         if at >= end:
             return False
         tag, at = _varint(raw, at)
@@ -146,6 +147,8 @@ def _has_more_fields(raw: Buffer, most: int) -> bool:
             case 2:
                 size, at = _varint(raw, at)
                 at += size
+            case 3 | 4:
+                pass
             case 5:
                 at += 4
             case _:
