@@ -128,7 +128,12 @@ class HttpPort:
         caller = _Caller(str(name[0]) if name else "")
         task = asyncio.create_task(self._serve(caller, reader, writer), name=f"HTTP at {self.address}")
         self._callers[task] = caller
-        task.add_done_callback(lambda done: self._callers.pop(done, None))
+        task.add_done_callback(lambda done: self._end(done, writer))
+
+    def _end(self, task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
+        self._callers.pop(task, None)
+        if task.cancelled():  # perhaps before it began
+            writer.transport.abort()
 
     def _make_room(self) -> None:
         """Close a connection without a request; among those, the oldest of the host with the most connections."""

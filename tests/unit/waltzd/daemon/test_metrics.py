@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 from uuid import UUID
 
 import pytest
@@ -561,6 +562,24 @@ async def test_who_dawdles_makes_room_for_who_asks(site: Site, monkeypatch: pyte
     assert not slow.done(), "who has asked is not sent away for those who have not"
     slow.cancel()
     await asyncio.gather(slow, return_exceptions=True)
+
+
+def test_who_makes_room_before_it_was_listened_to_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that come in one turn of the loop: the limit held for their tasks, and not for their descriptors."""
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 4)
+
+    async def run() -> None:
+        port = HttpPort(Address("127.0.0.1", 0), {})
+        writers: list[Any] = [MagicMock() for _ in range(10)]
+        for writer in writers:
+            port._accept(asyncio.StreamReader(), writer)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [writer.transport.abort.called for writer in writers] == [True] * 6 + [False] * 4
+        await port.stop()
+        assert all(writer.transport.abort.called for writer in writers)
+
+    asyncio.run(run())
 
 
 def test_who_holds_most_places_gives_one_up() -> None:
