@@ -134,6 +134,8 @@ class Connection(asyncio.BufferedProtocol):
         self._nonsense: BadFrame | None = None
         self._is_ended = False
         """True once the other side has closed its end, or sent a malformed frame."""
+        self._is_gone = False
+        """True once the transport has ended: nothing more of the connection is held."""
         self._sent_in_turn = 0
         self._gathered: list[Buffer] = []
         """Frames that are written at the end of this turn of the event loop."""
@@ -251,6 +253,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._is_gone = True
         self._finish(CannotConnect(f"the connection was lost: {error or 'the other side closed it'}"))
 
     def pause_writing(self) -> None:
@@ -430,7 +433,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close the connection after what was sent has left. It is aborted if the other side does not take that soon."""
         self._write_gathered()
         self._finish(CannotConnect("the connection was closed here"))
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._is_gone:  # a transport that closes by itself may wait for ever
             self._transport.close()
             self._alarm = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._transport.abort)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import UUID
 
@@ -343,6 +343,53 @@ def test_an_end_is_told_behind_what_came() -> None:
             await connection.send(Kind.STATUS)
 
     run(check())
+
+
+class Clogged(Wire):
+    """Has frames to send that the other side does not take: to close it ends nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def closed_by_the_other_side(connection: Connection, wire: Wire) -> None:
+    assert not connection.eof_received()
+    wire.close()  # as the loop does it
+
+
+def closed_here(connection: Connection, wire: Wire) -> None:
+    connection.close()
+
+
+@pytest.mark.parametrize("end", [closed_by_the_other_side, closed_here])
+def test_what_is_not_taken_keeps_no_connection_that_is_closed(end: Callable[[Connection, Wire], None]) -> None:
+    async def check() -> None:
+        connection, wire = Connection(BYTES_MAX), Clogged()
+        connection.connection_made(wire)
+        end(connection, wire)
+        connection.close()
+        await asyncio.sleep(QUIET_SECONDS - 0.1)
+        assert not wire.is_aborted, "what was sent may still leave"
+        await asyncio.sleep(0.2)
+        assert wire.is_aborted
+
+    on_virtual_time(check())
+
+
+def test_a_connection_that_has_ended_is_not_kept_for_its_closing() -> None:
+    async def check() -> None:
+        connection, wire = Connection(BYTES_MAX), Clogged()
+        connection.connection_made(wire)
+        connection.connection_lost(None)
+        connection.close()
+        await asyncio.sleep(2 * QUIET_SECONDS)
+        assert not wire.is_aborted
+
+    on_virtual_time(check())
 
 
 def on_virtual_time(work: Coroutine[Any, Any, None]) -> None:
