@@ -62,9 +62,11 @@ from waltzd.server.clients.authorizer import (
     role_of,
 )
 from waltzd.server.clients.mounts import REFUSED_SECONDS, TEXT_MAX, Mount, check_request, refuse
-from waltzd.server.clients.pipeline import Pipeline
+from waltzd.server.clients.pipeline import MARKED_BYTES_MAX, Pipeline
 from waltzd.server.clients.registry import REQUEST_COST, ClientRegistry, Principal, QuotaUsage, principal_of
 
+ID_BYTES = 9
+"""Largest size of an id in an answer."""
 PLACE_COST = 32
 """Approximate bytes of an answer for each partition."""
 MEND_READER = (
@@ -327,10 +329,17 @@ class ServerCalls:
         return Position(await pipeline.find_time(time), pipeline.session.lineage.current)
 
     async def history(
-        self, key: UUID, partition: int, query: LockQuery, *, confirmed: bool = False, identity: str = ""
+        self,
+        key: UUID,
+        partition: int,
+        query: LockQuery,
+        *,
+        confirmed: bool = False,
+        identity: str = "",
+        sent: ExitStack | None = None,
     ) -> HistoryPart:
         """Return committed transactions that marked a lock: an answer to the start of the query, for at least one id.
-        `confirmed`: see `high_water_mark`."""
+        `confirmed`: see `high_water_mark`. `sent`: see `fetch_marked`."""
         self._check_key(key)
         rights = self._rights(identity, partition)
         check_read(rights, partition)
@@ -341,6 +350,7 @@ class ServerCalls:
         usage = self._registry.usage_of(principal_of(identity), rights.quotas)
         await usage.pay(REQUEST_COST)
         pipeline = self._owner.pipeline(partition, None)
+        await _hold(pipeline, usage, ID_BYTES * query.limit, sent)
         if confirmed:
             await pipeline.confirm()
         timeline = pipeline.session.lineage.current
@@ -478,13 +488,18 @@ class ServerCalls:
         await self._pay(identity, self._authorizer.rights(identity))
         return await self._groups.find(name)
 
-    async def owned_groups(self, key: UUID, name: str, partition: int, identity: str = "") -> Groups:
-        """Return the groups of this server, for a caller that may work in this group in a partition of this server."""
+    async def owned_groups(
+        self, key: UUID, name: str, partition: int, identity: str = "", *, sent: ExitStack | None = None
+    ) -> Groups:
+        """Return the groups of this server, for a caller that may work in this group in a partition of this server.
+        `sent`: see `fetch_marked`; None for a short answer as well."""
         self.check_group(key, name, identity)
         rights = self._authorizer.rights(identity)
         check_attend(rights, partition, name)
         await self._pay(identity, rights)
-        self._owner.pipeline(partition, None)
+        pipeline = self._owner.pipeline(partition, None)
+        usage = self._registry.usage_of(principal_of(identity), rights.quotas)
+        await _hold(pipeline, usage, MARKED_BYTES_MAX, sent)
         return self._groups
 
     async def attend(self, link: AttendLink) -> None:
@@ -547,6 +562,14 @@ def _check_rights(rights: Rights, request: MountRequest) -> None:
         check_append(rights, request.partition)
     else:
         check_subscribe(rights, request.partition)
+
+
+async def _hold(pipeline: Pipeline, usage: QuotaUsage, size: int, sent: ExitStack | None) -> None:
+    """Wait until an answer of this size may be in memory. It counts until `sent` is closed; None for an answer that is
+    handed over at once."""
+    if sent is not None:
+        answers = await pipeline.capacity.take_answer(usage, size)
+        sent.callback(answers.give, size)
 
 
 def check_join(request: JoinRequest) -> None:

@@ -134,7 +134,8 @@ HISTORY_SECONDS = 2.0
 MARKED_BYTES_MAX = 1 << 20
 """Bytes of records at which an answer by lock ends."""
 ANSWERS_BYTES_MAX = 64 << 20
-"""Bytes of records that all answers by lock of a server have in memory until their callers have taken them."""
+"""Bytes of all answers by lock and of all lists of parked transactions that a server has in memory until their callers have
+taken them."""
 ANSWERS_PARTS = 4
 """Divisor of these bytes: one name may have a quarter of them, so a name that does not read leaves some to others."""
 ANSWER_SECONDS = 5.0
@@ -208,12 +209,12 @@ class Capacity:
         """Return the size of the next chunk of a read by id."""
         return min(most, max(CHUNK_BYTES_MIN, READS_BYTES_MAX // max(1, self.reads)))
 
-    async def take_answer(self, usage: QuotaUsage) -> Budget:
-        """Wait for the turn of an answer, and take `MARKED_BYTES_MAX` for it; return the budget."""
+    async def take_answer(self, usage: QuotaUsage, size: int) -> Budget:
+        """Wait for the turn of an answer, and take `size` bytes for it; return the budget."""
         if usage.answers is None:
             usage.answers = Budget(ANSWERS_BYTES_MAX // ANSWERS_PARTS, within=self._answers)
         try:
-            await usage.answers.take(MARKED_BYTES_MAX, ANSWER_SECONDS)
+            await usage.answers.take(size, ANSWER_SECONDS)
         except TimeoutError:
             raise TooManyCallers(
                 f"the callers of {usage.principal.name}, or of the whole server, have not taken "
@@ -878,7 +879,7 @@ class Pipeline:
             self.capacity.enter(usage)
         try:
             if usage is not None and held is not None:
-                answers = await self.capacity.take_answer(usage)
+                answers = await self.capacity.take_answer(usage, MARKED_BYTES_MAX)
             marks = await self._marks_of(query, end)
             joined = join_marks(query.groups, marks, newest_first=newest_first)
             ids, through = joined.ids[: query.limit], joined.through

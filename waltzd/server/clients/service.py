@@ -132,8 +132,10 @@ class LogService(Host):
             lock=request.lock, first_id=request.after + 1, last_id=_last_id(request), limit=request.limit,
             newest_first=request.newest_first,
         )  # fmt: skip
-        key = key_of(request.cluster_key)
-        return await self._calls.history(key, request.partition, query, confirmed=request.confirmed, identity=origin.uri)
+        return await self._calls.history(
+            key_of(request.cluster_key), request.partition, query, confirmed=request.confirmed, identity=origin.uri,
+            sent=origin.sent,
+        )  # fmt: skip
 
     async def FetchMarked(self, request: wire.FetchMarkedRequest, origin: Origin) -> MarkedPage:
         locks, ends = tuple(request.locks), list(accumulate(request.group_sizes, initial=0))
@@ -199,7 +201,9 @@ class LogService(Host):
         return await groups.status(request.name, request.partition)
 
     async def Parked(self, request: wire.ParkedRequest, origin: Origin) -> ParkedList:
-        groups = await self._calls.owned_groups(key_of(request.cluster_key), request.name, request.partition, origin.uri)
+        groups = await self._calls.owned_groups(
+            key_of(request.cluster_key), request.name, request.partition, origin.uri, sent=origin.sent
+        )
         await groups.level()
         return ParkedList(*groups.parked(request.name, request.partition, request.after, request.count))
 

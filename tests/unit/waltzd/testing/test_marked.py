@@ -14,17 +14,32 @@ import pytest
 
 from tests.unit.waltzd.testing.test_history import pipelines_of, with_cluster
 from waltzd import Client, Lock
+from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NeedsBatches, NotGranted, NotReady, OtherTimeline
 from waltzd.errors.operations import TooManyCallers, WrongPeer
 from waltzd.format.key_index import LockMarks, LockQuery
-from waltzd.protocol.locks import Committed, MarkedPage, MarkedQuery, Mode, Rejected, append_lock, write_lock
+from waltzd.protocol.groups import Mode as GroupMode
+from waltzd.protocol.locks import (
+    HISTORY_IDS_MAX,
+    Committed,
+    MarkedPage,
+    MarkedQuery,
+    Mode,
+    Rejected,
+    append_lock,
+    write_lock,
+)
 from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients import pipeline as pipeline_module
 from waltzd.server.clients.pipeline import ANSWERS_PARTS
+from waltzd.server.clients.service import LogService
 from waltzd.server.core import recent_marks
 from waltzd.testing import LocalCluster
 from waltzd.testing.ports import ServerPort
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.codec import to_message
+from waltzd.wire.servicer import Origin
 
 LOCKS = [Lock("account", n).hash for n in range(5)]
 
@@ -332,6 +347,44 @@ def test_answers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) 
             await ask("slow")
         cluster.set_policy(None)
         (await ask("slow"))[1].close()
+
+    with_cluster(story)
+
+
+def test_histories_and_lists_of_parked_transactions_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that reads no answers had 128 of them on each of its connections in memory, of up to 90 KB each."""
+    monkeypatch.setattr(pipeline_module, "ANSWERS_BYTES_MAX", ANSWERS_PARTS * pipeline_module.MARKED_BYTES_MAX)
+    monkeypatch.setattr(pipeline_module, "ANSWER_SECONDS", 0.05)
+
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        calls, key = cluster._running(cluster.owner(1)).calls, cluster.meta.key
+        log = LogService(calls)
+        await log.MakeGroup(
+            wire.MakeGroupRequest(
+                cluster_key=key.bytes,
+                meta=to_message(wire.GroupMeta, GroupMeta(name="mailer", partitions=None, mode=GroupMode.QUEUE)),
+            ),
+            Origin(Identity(key, Role.CLIENT, "slow")),
+        )
+
+        async def ask(name: str, asked: str) -> ExitStack:
+            origin = Origin(Identity(key, Role.CLIENT, name), sent=ExitStack())
+            if asked == "history":
+                await log.History(wire.HistoryRequest(cluster_key=key.bytes, partition=1, limit=HISTORY_IDS_MAX), origin)
+            else:
+                await log.Parked(wire.ParkedRequest(cluster_key=key.bytes, partition=1, name="mailer", count=1), origin)
+            assert origin.sent is not None
+            return origin.sent
+
+        fits = {"history": pipeline_module.MARKED_BYTES_MAX // (9 * HISTORY_IDS_MAX), "parked": 1}
+        for asked, count in fits.items():
+            held = [await ask("slow", asked) for _ in range(count)]
+            with pytest.raises(TooManyCallers, match="slow"):
+                await ask("slow", asked)
+            (await ask("other", asked)).close()
+            for sent in held:
+                sent.close()
+            (await ask("slow", asked)).close()
 
     with_cluster(story)
 
