@@ -130,6 +130,26 @@ def bounded(kind: type[M], parse: Parse[M]) -> Callable[[bytes], M | WaltzError]
     return read
 
 
+def parsed(kind: type[M]) -> Callable[[bytes], M | BadFrame]:
+    """Return a parser that returns an error for bytes that are no message. gRPC would hand over None in place of the
+    message, and log a traceback."""
+
+    def read(raw: bytes) -> M | BadFrame:
+        try:
+            return kind.FromString(raw)
+        except DecodeError:
+            return BadFrame(f"the other side answered with {len(raw)} bytes that are no message {kind.DESCRIPTOR.name}")
+
+    return read
+
+
+def checked(message: Any) -> Any:
+    """Return a message, or the end of a stream; raise the error if parsing gave one."""
+    if isinstance(message, WaltzError):
+        raise message
+    return message
+
+
 def _has_more_fields(raw: Buffer, most: int) -> bool:
     """Return whether a message has more than `most` fields, nested ones not counted. Bytes that are no message are left
     to the parser. The begin and the end of a group count as fields, and what is in it counts, too: the parser takes

@@ -25,7 +25,7 @@ from waltzd.errors.operations import WrongPeer, WrongStorage
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Certificate, Identity, Role, dns_name, read_certificate
 from waltzd.wire.calls import Call, Transport
-from waltzd.wire.codec import packed_error, unpacked_error
+from waltzd.wire.codec import checked, packed_error, parsed, unpacked_error
 from waltzd.wire.tls import Credentials, Tls, certificate_at, speaks_tls
 
 R = TypeVar("R")
@@ -289,13 +289,13 @@ class Caller(Transport):
     async def _ask(self, call: Call[R], request: Any, seconds: float | None = None) -> R:
         limit = self._seconds if seconds is None else seconds
         await self._channel.prove(limit)
-        method = self._channel.unary_unary(call.path, call.request.SerializeToString, call.reply.FromString)
+        method = self._channel.unary_unary(call.path, call.request.SerializeToString, parsed(call.reply))
         try:
             reply = await method(request, timeout=limit, metadata=self._meant)
         except grpc.aio.AioRpcError as error:
             raise await self._lost(error, error_of(error, who=self._who, seconds=limit)) from error
         self._may_want_tls = False
-        return call.unpack(reply, request, self.address)
+        return call.unpack(checked(reply), request, self.address)
 
     async def _lost(self, cause: grpc.aio.AioRpcError, error: WaltzError) -> WaltzError:
         if isinstance(error, CannotConnect):
@@ -313,12 +313,12 @@ class Caller(Transport):
         """Make a call that is answered by a stream. A call that is not read to its end stays open, and a connection
         carries at most a thousand, so a reader that may stop early closes it (`aclosing`)."""
         await self._channel.prove(self._seconds)
-        method = self._channel.unary_stream(call.path, call.request.SerializeToString, call.reply.FromString)
+        method = self._channel.unary_stream(call.path, call.request.SerializeToString, parsed(call.reply))
         running = method(request, metadata=self._meant)
         try:
             async for reply in running:
                 self._may_want_tls = False
-                yield call.unpack(reply, request, self.address)
+                yield call.unpack(checked(reply), request, self.address)
         except grpc.aio.AioRpcError as error:
             raise await self._lost(error, error_of(error)) from error
         finally:

@@ -27,7 +27,7 @@ from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor
 from waltzd.protocol.role import Certificate, Role
 from waltzd.wire.calls import allowed
-from waltzd.wire.codec import bounded
+from waltzd.wire.codec import bounded, checked
 from waltzd.wire.connections import CONNECTIONS_MAX, GrpcConnections
 from waltzd.wire.grpc import Server, abort, caller_of, certificate_of, knocked, options_for
 from waltzd.wire.servicer import audited_grpc
@@ -102,13 +102,6 @@ async def first_message(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
 async def next_message(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
     """Return a later message of such a call. Raise if it is too large."""
     return checked(await context.read())
-
-
-def checked(message: Any) -> Any:
-    """Return a message or the end of the stream; raise the error if parsing gave one."""
-    if isinstance(message, WaltzError):
-        raise message
-    return message
 
 
 class _Doorkeeper(grpc.aio.ServerInterceptor):

@@ -52,11 +52,13 @@ from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.calls import Call, Transport
 from waltzd.wire.codec import (
     SINGLE_LOCKS_MAX,
+    checked,
     client_message,
     delivery_frames,
     member_message,
     packed_client_frames,
     packed_single,
+    parsed,
     server_frames,
     to_message,
     unpacked_committed,
@@ -432,7 +434,7 @@ class ServerClient(Caller, Servers):
 
     async def _begin(self, call: Call[Any]) -> Any:
         await self._channel.prove(self._seconds)
-        return self._channel.stream_stream(call.path, call.request.SerializeToString, call.reply.FromString)()
+        return self._channel.stream_stream(call.path, call.request.SerializeToString, parsed(call.reply))()
 
     async def _each(self, call: Call[R], request: Any) -> AsyncGenerator[R, None]:
         """Make a call that is answered by a stream, with a deadline for each next message."""
@@ -649,7 +651,7 @@ class GrpcStream(Generic[Sent, Received]):
         if message is grpc.aio.EOF:
             return None
         try:
-            frames = self._unpack(message)
+            frames = self._unpack(checked(message))
         except WaltzError as error:
             self._over = error
             self._call.cancel()

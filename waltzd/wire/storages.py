@@ -40,7 +40,7 @@ from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 from waltzd.wire import calls, frames
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.calls import Transport
-from waltzd.wire.codec import timelines_of, to_message, to_value, unpacked_error
+from waltzd.wire.codec import checked, parsed, timelines_of, to_message, to_value, unpacked_error
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.grpc import Caller
 from waltzd.wire.streams import FileSender, Hello, batches_parts, mark_of, received, records_parts
@@ -297,7 +297,7 @@ class ReplicaClient(Caller, Replicas):
                 await pieces.aclose()
         match answer:
             case Kind.STATUS, content:
-                return to_value(ReplicaStatus, wire.ReplicaStatus.FromString(bytes(content)))
+                return to_value(ReplicaStatus, checked(parsed(wire.ReplicaStatus)(bytes(content))))
             case Kind.REFUSED, content:
                 raise unpacked_error(content)
             case None:

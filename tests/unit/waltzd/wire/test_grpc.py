@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import UUID
 
@@ -12,10 +12,11 @@ import grpc.aio
 import pytest
 
 from waltzd.errors import CannotConnect, NotPermitted
+from waltzd.errors.operations import BadFrame
 from waltzd.wire.grpc import abort
-from waltzd.wire.servers import GrpcStream, ServerAdminClient
+from waltzd.wire.servers import GrpcStream, ServerAdminClient, ServerClient
 from waltzd.wire.servicer import Context
-from waltzd.wire.storages import AdminClient
+from waltzd.wire.storages import AdminClient, ReplicaClient
 
 KEY = UUID(int=7)
 SECONDS = 0.05
@@ -106,3 +107,38 @@ def test_a_write_behind_an_end_without_a_status_fails(monkeypatch: pytest.Monkey
             await asyncio.wait_for(stream.send([b""]), 10)
 
     asyncio.run(work())
+
+
+def test_an_answer_that_is_no_message_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    """It was None to whoever asked, and an internal error: a storage could end each server that has partitions on it."""
+
+    async def answer(request: object, context: Context) -> bytes:
+        return b"\xff" * 3
+
+    async def each(request: object, context: Context) -> AsyncIterator[bytes]:
+        yield b"\xff" * 3
+
+    def service(name: str, **calls: Any) -> Any:
+        return grpc.method_handlers_generic_handler(f"waltz.v1.{name}", calls)
+
+    async def work() -> None:
+        server = grpc.aio.server()
+        replica = service(
+            "Replica", Open=grpc.unary_unary_rpc_method_handler(answer), Read=grpc.unary_stream_rpc_method_handler(each)
+        )
+        log = service("Log", Mount=grpc.stream_stream_rpc_method_handler(each))
+        server.add_generic_rpc_handlers((replica, log))
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        async with ReplicaClient(address, KEY) as storage, ServerClient(address, KEY) as calls:
+            with pytest.raises(BadFrame, match="no message ReplicaStatus"):
+                await storage.status(0)
+            with pytest.raises(BadFrame, match="no message RunFrame"):
+                [run async for run in storage.read(0, 0, 1)]
+            mount = calls.mount()
+            with pytest.raises(BadFrame, match="no message ServerFrame"):
+                await mount.receive()
+        await server.stop(None)
+
+    asyncio.run(work())
+    assert not caplog.text
