@@ -29,6 +29,9 @@ FILE_BYTES_MAX = 1 << 20
 PROBE_SECONDS = 2.0
 CERTIFIED_SECONDS = 4.0
 """Seconds between two checks of the certificate of an open connection or call. Its end within five seconds is promised."""
+AGAIN_SECONDS = 2.0
+"""Seconds after which files that could not be used are tried again. Their cause may pass: no descriptor is free, or the
+certificate is not valid yet."""
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
 """Reasons that old and new OpenSSL give for an answer that is not TLS."""
 _log = logging.getLogger("waltz.tls")
@@ -94,6 +97,8 @@ class Tls:
         self._role = role
         self._cluster = cluster
         self._complaint = ""
+        self._again_at: float | None = None
+        """Time of the steady clock at which the files are tried again; None while the newest ones are in use."""
         self._lock = threading.Lock()
         """Lock for calls by gRPC, which come on a thread of its own."""
         self._seen = self._signature()
@@ -110,7 +115,7 @@ class Tls:
         return self._paths[0]
 
     def current(self) -> Credentials:
-        """Return the current contents of the files. Files that cannot be used are tried again when they change again."""
+        """Return the current contents of the files. Files that cannot be used are tried again until they can."""
         with self._lock:
             self._look(again=False)
             return self._credentials
@@ -134,14 +139,16 @@ class Tls:
     def _look(self, *, again: bool) -> BadConfig | None:
         try:
             seen = self._signature()
-            if again or seen != self._seen:
-                self._seen = seen
+            if again or seen != self._seen or (self._again_at is not None and time.monotonic() >= self._again_at):
+                self._seen, self._again_at = seen, time.monotonic() + AGAIN_SECONDS
                 found = self._load(seen)
+                self._again_at = None
                 if found != self._credentials:  # otherwise channels that work would be given up for nothing
                     self._credentials = found
                     _log.info("the certificate %s was replaced; new connections use it, and it ends at %s",
                               self.path, moment(found.ends))  # fmt: skip
-            self._complaint = ""
+            if self._again_at is None:
+                self._complaint = ""
         except BadConfig as error:
             if error.message != self._complaint:
                 _log.error("%s %s; the certificate that was loaded before stays in use", error.code, error.message)
@@ -251,7 +258,10 @@ def _content(path: str) -> bytes:
 def _check_secret(path: str) -> None:
     """Raise if other users can read or write a key. Symbolic links are followed, because certificates are often
     installed by one."""
-    mode = stat.S_IMODE(os.stat(path).st_mode)
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except OSError as error:
+        raise BadConfig(f"cannot read {path}: {error.strerror}") from error
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         raise BadConfig(f"{path} can be read or changed by every user of this machine; make it private: chmod 600 {path}")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
 import shutil
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
@@ -18,8 +20,9 @@ from cryptography.hazmat.primitives import serialization
 from tests.process.certificates import Authority, Files, mistakable
 from waltzd.errors import CannotConnect
 from waltzd.errors.operations import BadConfig
-from waltzd.protocol.role import Identity, Role, dns_name
-from waltzd.wire.tls import Tls, check_peer
+from waltzd.protocol.role import Identity, Role, dns_name, read_certificate
+from waltzd.wire import tls as tls_module
+from waltzd.wire.tls import AGAIN_SECONDS, Tls, check_peer
 
 KEY, OTHER = UUID("00112233-4455-6677-8899-aabbccddeeff"), UUID(int=5)
 
@@ -215,6 +218,51 @@ def test_what_cannot_be_used_changes_nothing_and_is_said_once(
     swap(files, authority.issue(KEY, Role.SERVER, "two", file="better"))
     files.key.chmod(0o600)
     assert tls.current().identity.name == "two"
+
+
+def test_files_that_cannot_be_read_for_a_moment_are_tried_again(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where no descriptor was free when a revocation list came, the certificate in it stayed valid until the next list."""
+    files, other = authority.issue(KEY, Role.SERVER, "one"), authority.issue(KEY, Role.CLIENT, "app")
+    tls = Tls(str(files.certificate), str(files.key), str(files.ca), role=Role.SERVER, revoked=str(authority.revoke()))
+    found = read_certificate(ssl.PEM_cert_to_DER_cert(other.certificate.read_text()))
+    now, tries = 0.0, 0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def no_descriptor(path: str, mode: str) -> object:
+        nonlocal tries
+        tries += 1
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    authority.revoke(other)
+    with monkeypatch.context() as full, caplog.at_level(logging.ERROR):
+        full.setattr(tls_module, "open", no_descriptor, raising=False)
+        for _ in range(5):
+            assert tls.refusal(found) is None
+        assert tries == 1, "they are not tried at every connection"
+        now += AGAIN_SECONDS
+        assert tls.refusal(found) is None
+        assert tries == 2
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "it is said once"
+    now += AGAIN_SECONDS
+    assert tls.refusal(found) == "was revoked"
+
+
+def test_a_key_that_goes_away_while_it_is_read_is_refused(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = authority.issue(KEY, Role.SERVER, "one")
+    tls = files.tls(Role.SERVER)
+    before, read = tls.current(), tls_module._content
+
+    def read_and_remove(path: str) -> bytes:
+        content = read(path)
+        if path == str(files.ca):
+            files.key.unlink()
+        return content
+
+    swap(files, authority.issue(KEY, Role.SERVER, "two", file="better"))
+    monkeypatch.setattr(tls_module, "_content", read_and_remove)
+    assert tls.current() is before
 
 
 def test_a_log_line_never_has_a_key_in_it(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
