@@ -6,6 +6,8 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
+from waltzd.errors import CannotConnect
+
 
 @dataclass(frozen=True)
 class Address:
@@ -34,7 +36,21 @@ def parse_address(text: str) -> Address:
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found[3]) > 65535 or not text.isprintable():
         raise ValueError(f"{text!r} is not an address; write host:port, as in 127.0.0.1:55280 or [::1]:55280")
-    return Address(found[1] or found[2], int(found[3]))
+    host = found[1] or found[2]
+    try:
+        host.encode("idna")  # as everything does that looks a name up
+    except UnicodeError:
+        what = "is not a host: between two dots of its name are 1 to 63 characters"
+        raise ValueError(f"{text!r} is not an address: {host} {what}") from None
+    return Address(host, int(found[3]))
+
+
+def address_of_peer(text: str) -> Address:
+    """Parse the address of another process, as a document or an answer gives it; raise `CannotConnect` if it is none."""
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise CannotConnect(str(error)) from None
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

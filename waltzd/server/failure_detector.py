@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect, WaltzError
-from waltzd.protocol.address import parse_address
+from waltzd.protocol.address import address_of_peer
 from waltzd.server.core.suspicion import Suspicions
 from waltzd.server.reconcile import Reconciler
 from waltzd.server.session.change_signal import ChangeSignal
@@ -217,7 +217,7 @@ class _ProbeConnection(asyncio.Protocol):
 async def open_probe(server: ServerMeta) -> LivenessProbe:
     """Open a plain connection. It does not identify the process that listens: any listener is enough against a
     suspicion."""
-    loop, address = asyncio.get_running_loop(), parse_address(server.listen)
+    loop, address = asyncio.get_running_loop(), address_of_peer(server.listen)
     failures: list[OSError] = []
     try:
         places = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)

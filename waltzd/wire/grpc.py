@@ -22,7 +22,7 @@ import grpc.aio
 
 from waltzd.errors import CannotConnect, TlsMismatch, TooLarge, WaltzError
 from waltzd.errors.operations import WrongPeer, WrongStorage
-from waltzd.protocol.address import parse_address
+from waltzd.protocol.address import address_of_peer
 from waltzd.protocol.role import Certificate, Identity, Role, dns_name, read_certificate
 from waltzd.wire.calls import Call, Transport
 from waltzd.wire.codec import checked, packed_error, parsed, unpacked_error
@@ -173,7 +173,7 @@ class Channel:
                 if not self._is_proven(self._tls):
                     found, name = self._tls.current(), self.name
                     assert self._peer is not None
-                    place = parse_address(self._address)
+                    place = address_of_peer(self._address)
                     certificate = await certificate_at(self._tls, place, role=self._peer, name=name)
                     self._trust(found, certificate, dns_name(found.identity.key, self._peer))
                     self._proven = (name,)

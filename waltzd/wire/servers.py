@@ -28,7 +28,7 @@ from waltzd.errors import BadArgument, CannotConnect, ForeignCluster, TlsMismatc
 from waltzd.errors.operations import BadFrame, WrongPeer
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import Run
-from waltzd.protocol.address import parse_address
+from waltzd.protocol.address import address_of_peer, parse_address
 from waltzd.protocol.batches import (
     INTRODUCTION,
     ClientFrame,
@@ -375,10 +375,7 @@ class ServerClient(Caller, Servers):
 
     async def _connect_frames(self) -> Connection:
         connection: Connection | None = None
-        try:
-            there = parse_address(self._streams)
-        except ValueError as error:
-            raise CannotConnect(str(error)) from None
+        there = address_of_peer(self._streams)
         try:
             async with asyncio.timeout(FRAMES_SECONDS):
                 connection = await connect(

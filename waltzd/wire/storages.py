@@ -21,7 +21,7 @@ from waltzd.format.batch import Piece
 from waltzd.format.finding import Finding
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.record import Digest, Run
-from waltzd.protocol.address import parse_address
+from waltzd.protocol.address import address_of_peer
 from waltzd.protocol.descriptions import (
     ArchiveCheck,
     Archived,
@@ -258,12 +258,16 @@ class ReplicaClient(Caller, Replicas):
         Replicas.__init__(self, key, owner_key, check_version=check_version)
         self._tls = tls
         self._name = name
-        self._host = parse_address(address).host
         self._stream_port = stream_port
 
     def _hello(self, partition: int, session: int, first_id: int = 0, file_bytes: int = 0) -> Hello:
         contact = self._contact(partition, session)
         return Hello(self._key, partition, session, contact, self._name or "", first_id, file_bytes)
+
+    @property
+    def _host(self) -> str:
+        """Host of the storage. Its address is looked at when a stream begins: a document may hold one that is none."""
+        return address_of_peer(self.address).host
 
     def append(self, partition: int, session: int) -> AppendStream:
         """Return a stream of appends. The replica was opened by this client before, which gives the port for streams."""

@@ -453,6 +453,7 @@ def test_what_is_shown_of_a_server_can_be_loaded_again() -> None:
         ),
         ("listen: '[::]:55180'", "advertise: no client can connect to ::"),
         ("advertise: 0.0.0.0:55180", "line 3: advertise: no client can connect to 0.0.0.0:55180"),
+        ("advertise: server..example:5", "line 3: advertise: 'server..example:5' is not an address: server..example is"),
         ("advertise: server:0", "line 3: advertise: no client can connect to server:0"),
         ("admin_listen: 127.0.0.1:55180", "line 3: admin_listen: 127.0.0.1:55180 is also the address of `listen`"),
         ("http_listen: 127.0.0.1:55181", "http_listen: 127.0.0.1:55181 is also the address of `admin_listen`"),

@@ -18,7 +18,7 @@ from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
 from waltzd.errors import CannotConnect
 from waltzd.server import election, failure_detector
 from waltzd.server.election import Election
-from waltzd.server.failure_detector import FailureDetector
+from waltzd.server.failure_detector import FailureDetector, open_probe
 from waltzd.server.registration import Registration
 
 META = ClusterMeta(name="c", key=UUID(int=9), partitions=3, created="now")
@@ -314,5 +314,16 @@ def test_nobody_is_suspected_while_the_coordinator_is_away() -> None:
             network.ways["two"].cut(is_refusing=True)
             await settle()
             assert [dict(one.suspected) for one in trio.looking] == [{}, {}, {}]
+
+    run(work())
+
+
+@pytest.mark.parametrize("listen", ["waltz..example:1", f"{'a' * 64}.example:1", "nonsense"])
+def test_an_address_to_which_nobody_can_connect_proves_nothing_and_ends_no_server(listen: str) -> None:
+    meta = ServerMeta(name="one", listen=listen, admin_listen="one:2", instance=UUID(int=1), version="1")
+
+    async def work() -> None:
+        with pytest.raises(CannotConnect):
+            await open_probe(meta)
 
     run(work())

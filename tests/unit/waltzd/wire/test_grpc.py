@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import grpc.aio
 import pytest
 
+from tests.process.certificates import Authority
 from waltzd.errors import CannotConnect, NotPermitted
 from waltzd.errors.operations import BadFrame
+from waltzd.protocol.role import Role
 from waltzd.wire.grpc import abort
 from waltzd.wire.servers import GrpcStream, ServerAdminClient, ServerClient
 from waltzd.wire.servicer import Context
@@ -44,6 +47,22 @@ def test_a_deadline_names_who_and_where_and_how_long(
         with pytest.raises(CannotConnect) as caught:
             asyncio.run(ask(address))
     assert caught.value.message == f"{who} at {address} did not answer within 0.05 seconds"
+
+
+@pytest.mark.parametrize("address", ["nonsense", "waltz..example:1"])
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_an_address_in_a_document_that_is_none_is_one_that_does_not_answer(
+    address: str, has_tls: bool, tmp_path: Path
+) -> None:
+    """An owner of hundreds of partitions is not ended by the document of one storage."""
+    tls = Authority(tmp_path).issue(KEY, Role.SERVER, "one").tls(Role.SERVER) if has_tls else None
+
+    async def ask() -> None:
+        async with ReplicaClient(address, KEY, seconds=SECONDS, tls=tls, name="s1") as client:
+            await client.status(0)
+
+    with pytest.raises(CannotConnect):
+        asyncio.run(ask())
 
 
 def test_a_stream_tells_why_the_server_refused_it_to_whoever_still_writes() -> None:
