@@ -25,7 +25,7 @@ from waltzd.cluster.coordinator import Delete
 from waltzd.cluster.documents import ClusterMeta, HistoryEntry, Moves
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import BadArgument, CannotConnect
-from waltzd.errors.operations import ChangedMeanwhile, NotConfirmed, Unsafe
+from waltzd.errors.operations import ChangedMeanwhile, NodeMissing, NotConfirmed, Unsafe
 from waltzd.protocol.role import Role
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
@@ -376,6 +376,29 @@ def test_nothing_is_done_that_cannot_be_written_down() -> None:
         cluster = await Cluster.create(coordinator, META)
         coordinator.disconnect()
         with pytest.raises(CannotConnect):
+            async with recorded(cluster, PLAN, YES):
+                raise AssertionError("it was begun")
+
+    run(work())
+
+
+def test_a_history_that_was_deleted_begins_anew() -> None:
+    async def work() -> None:
+        coordinator = MemoryTree().connect()
+        cluster = await Cluster.create(coordinator, META)
+        await coordinator.commit([Delete(HISTORY, 0)])
+        async with recorded(cluster, PLAN, YES):
+            pass
+        assert (await only_entry(cluster)).outcome == "done"
+
+    run(work())
+
+
+def test_a_command_whose_cluster_is_deleted_before_it_begins_ends() -> None:
+    async def work() -> None:
+        cluster = await Cluster.create(MemoryTree().connect(), META)
+        await cluster.delete()
+        with pytest.raises(NodeMissing):
             async with recorded(cluster, PLAN, YES):
                 raise AssertionError("it was begun")
 
