@@ -67,6 +67,17 @@ def hang_up(daemon: Daemon) -> None:
 # -- what the manager hears --------------------------------------------------------------------------------------------
 
 
+def test_a_standard_output_that_takes_nothing_keeps_no_storage_from_starting(make_daemon: MakeDaemon, ear: Ear) -> None:
+    """A file on a full disk, or a pipe whose reader has gone."""
+    daemon = make_daemon()
+    output = daemon.spawn().stdout
+    assert output is not None
+    output.close()
+    ear.until("READY=1")
+    assert daemon.stop() == 0
+    assert "standard output takes no line (Broken pipe), and this daemon goes on: waltzd storage is ready" in daemon.log
+
+
 def test_a_storage_tells_its_life(make_daemon: MakeDaemon, ear: Ear) -> None:
     daemon = make_daemon().start()
     assert ear.until("READY=1") == [f"STATUS=opening {daemon.directory}", "READY=1"]

@@ -126,6 +126,15 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def print_ready(line: str) -> None:
+    """Print the line that says that the daemon is ready. A standard output that takes nothing, such as a file on a full
+    disk, keeps no daemon from starting."""
+    try:
+        os.write(1, f"{line}\n".encode())  # not `print`: what it could not write fails again when the process ends
+    except OSError as error:
+        log.warning("standard output takes no line (%s), and this daemon goes on: %s", error.strerror, line)
+
+
 _DESCRIPTORS = "/proc/self/fd"
 
 

@@ -34,7 +34,7 @@ from waltzd.daemon.audit import AuditLog, audit_log
 from waltzd.daemon.config import ServerConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.health_service import add_health
-from waltzd.daemon.process import Supervisor, Threads, allow_open_files, collect_seldom, share_arena
+from waltzd.daemon.process import Supervisor, Threads, allow_open_files, collect_seldom, print_ready, share_arena
 from waltzd.errors import EXIT_BUG, WaltzError
 from waltzd.errors.operations import BadConfig, CoordinatorOpen, PartitionsClosed
 from waltzd.protocol.batches import Limits
@@ -373,10 +373,9 @@ class _Daemon:
                     tasks.create_task(self.groups.run(), name="groups"),
                 ]
                 tasks.create_task(self.owner.run(), name="ownership")
-                print(
+                print_ready(
                     f"waltzd server is ready: listen={self._server.listen} streams={self._server.streams or 'none'} "
-                    f"admin={self._server.admin_listen} name={self._server.name}",
-                    flush=True,
+                    f"admin={self._server.admin_listen} name={self._server.name}"
                 )
                 supervisor.ready()
                 supervisor.follow(self._story)

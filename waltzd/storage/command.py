@@ -28,7 +28,7 @@ from waltzd.daemon.config import StorageConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.health_service import add_health, add_reflection
 from waltzd.daemon.http import HttpPort
-from waltzd.daemon.process import Supervisor, Threads, Underway, allow_open_files, collect_seldom, share_arena
+from waltzd.daemon.process import Supervisor, Threads, Underway, allow_open_files, collect_seldom, print_ready, share_arena
 from waltzd.daemon.readiness import Unready
 from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, BadArgument, WaltzError
@@ -229,10 +229,9 @@ async def _serve(
     http, export = await _watch(config, calls, expiry, unready_at(ports), tls if config.http_tls == "on" else None)
     for found in (await calls.describe()).assigned:
         log.info("%s", found.story, extra={"code": found.refused.code if found.refused else None})
-    print(
+    print_ready(
         f"waltzd storage is ready: listen={ports.replicas.address} streams={ports.streams.address} "
-        f"admin={ports.admin.address} directory={config.directory}",
-        flush=True,
+        f"admin={ports.admin.address} directory={config.directory}"
     )
     scrub = asyncio.create_task(calls.scrub.run(), name="scrub")
     tell_failure(scrub, end_at_once)
