@@ -202,7 +202,7 @@ def test_a_server_that_slept_while_another_took_its_name_ends(world: World) -> N
     second = world.server("one").start()
     first.send(signal.SIGCONT)
     assert first.wait() == EXIT_CONFLICT
-    assert "W2023 another server named one is running" in first.log
+    assert "W2023 another server named one took the place of this one" in first.log
 
     async def look() -> None:
         async with second.admin(KEY) as admin:

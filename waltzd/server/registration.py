@@ -4,8 +4,8 @@ session.
 The name is the identity, so only one process may have it. A document of the same name from another coordinator session
 was left behind by a process that has ended, or belongs to one that still runs. The hard part is to distinguish the two
 without waiting until the coordinator expires the old session. So we call the process that announced it at its own
-address. If it answers, the name is taken. If not, its document is replaced at once; a process that resumes later finds
-our document in its place and ends.
+address. If it answers, the name is taken. If not, its document is replaced at once. A process that resumes later finds
+our document in its place and ends. It does not call us before: a process that has just started may be slow to answer.
 
 After each registration a server checks the versions of the other servers in the list. If one does not fit, it leaves the
 list and ends.
@@ -46,6 +46,8 @@ class Registration:
         self._is_alive = is_alive
         self._check_servers = check_servers
         self._one_at_a_time = asyncio.Lock()
+        self._was_announced = False
+        """Whether this process was in the list at any time."""
         self.is_announced = False
         """Whether the document was in the list at the last look. While the coordinator does not answer that may have
         changed."""
@@ -62,12 +64,12 @@ class Registration:
         return self._server
 
     async def announce(self) -> None:
-        """Put the document into the list. Raise `NameInUse` if another process with this name is alive, and leave the list
+        """Put the document into the list. Raise `NameInUse` if another process has this name, and leave the list
         and raise `IncompatibleVersion` if a server in it does not work with this one."""
         async with self._one_at_a_time:
             self.is_announced = False
             await self._announce(self._server)
-            self.is_announced = True
+            self.is_announced = self._was_announced = True
 
     async def change(self, *, is_draining: bool | None = None, preferred: tuple[int, ...] | None = None) -> None:
         """Announce a changed document from now on. After an error the old document counts here: if the change was made
@@ -80,7 +82,7 @@ class Registration:
                 wanted = replace(wanted, preferred=preferred)
             await self._announce(wanted)
             self._server = wanted
-            self.is_announced = True
+            self.is_announced = self._was_announced = True
 
     async def _announce(self, wanted: ServerMeta) -> None:
         while not await self._is_announced(wanted):
@@ -115,10 +117,11 @@ class Registration:
         return True
 
     async def _take_the_place(self, found: Registered, wanted: ServerMeta) -> None:
-        if found.meta.instance != wanted.instance and await self._is_alive(found.meta):
-            address = found.meta.admin_listen
+        is_other = found.meta.instance != wanted.instance
+        if is_other and (self._was_announced or await self._is_alive(found.meta)):
+            address, does = found.meta.admin_listen, "took the place of this one" if self._was_announced else "is running"
             raise NameInUse(
-                f"another server named {wanted.name} is running; its address for operators is {address}",
+                f"another server named {wanted.name} {does}; its address for operators is {address}",
                 server=wanted.name,
                 address=address,
             )

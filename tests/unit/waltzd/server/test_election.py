@@ -197,6 +197,24 @@ def test_who_was_taken_for_dead_ends_when_it_wakes_up() -> None:
     run(work())
 
 
+def test_who_was_taken_for_dead_takes_its_place_from_no_process_that_is_slow() -> None:
+    async def work() -> None:
+        tree, cluster = await new_tree()
+        living: dict[UUID, None] = {}
+        first = Process(tree, living, "one", 1)
+        await first.registration.announce()
+        first.die()
+        second = Process(tree, living, "one", 2)
+        await second.registration.announce()
+        living[first.meta.instance] = None
+        del living[second.meta.instance]  # it has much to do
+        with pytest.raises(NameInUse, match="another server named one took the place of this one"):
+            await first.registration.announce()
+        assert await cluster.servers() == {"one": second.meta}
+
+    run(work())
+
+
 def test_an_own_registration_of_a_lost_coordinator_session_needs_no_question() -> None:
     async def work() -> None:
         tree, cluster = await new_tree()
