@@ -22,13 +22,13 @@ from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.ear import PATIENCE_SECONDS, Ear
 from tests.process.server import ServerDaemon
 from tests.process.test_storage import append, runs_of
-from tests.process.zookeeper import LocalZooKeeper
+from tests.process.zookeeper import LocalZooKeeper, free_port
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
+from waltzd.errors import EXIT_TIMEOUT, CannotConnect, NoSuchPartition, WaltzError
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.role import Role
@@ -65,6 +65,15 @@ def hang_up(daemon: Daemon) -> None:
 
 
 # -- what the manager hears --------------------------------------------------------------------------------------------
+
+
+def test_a_hangup_before_the_certificates_are_followed_ends_no_server(make_server: MakeServer, ear: Ear) -> None:
+    """A service manager takes an end by SIGHUP for a clean one, and would start the server no more."""
+    server = make_server("one", hosts=f"127.0.0.1:{free_port()}", cluster="/waltz")
+    process = server.spawn()
+    ear.until("STATUS=waiting for the coordinator")
+    process.send_signal(signal.SIGHUP)
+    assert server.wait() == EXIT_TIMEOUT
 
 
 def test_a_standard_output_that_takes_nothing_keeps_no_storage_from_starting(make_daemon: MakeDaemon, ear: Ear) -> None:

@@ -12,6 +12,7 @@ import ctypes
 import gc
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -204,6 +205,8 @@ class Supervisor:
 
     @staticmethod
     def of_this_process() -> Supervisor:
+        # SIGHUP would end the process until `reload` is its handler, and a manager takes that for a clean end.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return Supervisor(settings_from(os.environ, process=os.getpid()))
 
     def _say(self, **fields: str | int) -> bool:
