@@ -634,20 +634,17 @@ class Cluster:
         while True:
             names = await self.coordinator.children(HISTORY)
             number = int(names[-1]) + 1 if names else 1
-            is_there = bool(names) or await self.coordinator.get(HISTORY) is not None
-            folder: list[Change] = [] if is_there else [Create(HISTORY, b"")]
-            changes = [*folder, Create(f"{HISTORY}/{number:010}", encode(entry))]
+            folder = [] if names or await self.coordinator.get(HISTORY) is not None else [Create(HISTORY, b"")]
+            changes: list[Change] = [*folder, Create(f"{HISTORY}/{number:010}", encode(entry))]
             try:
                 for name in names[: -(HISTORY_MAX - 1)]:
                     path = f"{HISTORY}/{name}"
                     changes.append(Delete(path, await self._version_of(path)))
                 await self.coordinator.commit(changes)
-            except NodeExists:
-                continue  # another command added an entry at the same moment
-            except NodeMissing:
-                if folder:
+            except (NodeExists, NodeMissing) as error:
+                if folder and isinstance(error, NodeMissing):
                     raise  # there is no cluster any more
-                continue  # another command deleted an entry
+                continue  # another command added or deleted an entry at the same moment
             return number
 
     async def end_history(self, number: int, entry: HistoryEntry) -> None:
