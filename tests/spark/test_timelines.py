@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import replace
 from typing import cast
 from uuid import UUID
@@ -31,7 +31,7 @@ from waltzd.disk.simulated import SimDisk
 from waltzd.errors import OtherTimeline
 from waltzd.errors.operations import ControlDamaged, PositionUnknown
 from waltzd.format.layout import CONTROL_NAME, HARD_STATE_BYTES, HARD_STATE_NAME, HEADER_BYTES, IDENTITY_NAME
-from waltzd.format.record import Run
+from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol import positions
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.testing import BlockingCluster
@@ -305,3 +305,42 @@ def test_a_cluster_says_its_timeline_and_where_it_forked(monkeypatch: pytest.Mon
         with pytest.raises(OtherTimeline, match=f"forked behind id {FORK}") as caught:
             check_history(origin, catalog, manifest_of(FORK + 1), "/out")
         assert caught.value.number("fork") == FORK
+
+
+class ReplicaOfBefore:
+    """A storage that was away when the log was ended, as a reader sees it."""
+
+    async def __aenter__(self) -> ReplicaOfBefore:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def segments(self, _partition: int) -> list[tuple[int, int, int]]:
+        return []
+
+    async def read(
+        self, partition: int, first_id: int, last_id: int, *, timeline: UUID | None = None, **_: object
+    ) -> AsyncIterator[Run]:
+        NEVER_FORKED.check(FIRST if timeline is None else timeline, last_id, what="a reader", partition=partition)
+        yield encode_payloads(first_id, [b"given up"] * (last_id - first_id + 1))
+
+
+def test_what_a_rescue_gave_up_is_not_read_from_a_replica_that_still_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers readers as soon as it is up, before the owner has reached it."""
+    with BlockingCluster(partitions=1) as cluster:
+        monkeypatch.setattr(LiveOrigin, "_server", lambda _self, address, key: cluster.connect(address, key))
+        monkeypatch.setattr(LiveOrigin, "_replica", lambda _self, _route, _name, _address: ReplicaOfBefore())
+        with cluster.client() as client:
+            client.append_many([b"kept"] * (FORK + 1), partition=0)
+        cluster.rescue(0, FORK)
+        cluster.wait_until_ready()
+        with cluster.client() as client:
+            client.append_many([b"kept"] * 10, partition=0)
+        origin = LiveOrigin(servers=cluster.servers, storages=("of-before:1",))
+        runs = [run for each in origin.catalog().extents for run in origin.read(each, each.span, batch_bytes=1 << 20)]
+        payloads = [run.record(number).payload for run in runs for number in range(len(run))]
+        assert payloads == [b"kept"] * (FORK + 11)

@@ -402,11 +402,17 @@ class StorageCalls:
         *,
         contact: Contact = NOBODY,
         with_locks: bool = False,
+        timeline: UUID | None = None,
     ) -> AsyncGenerator[Run, None]:
+        """Read for a reader of any kind. `timeline`: the one whose log is read; None for that of the replica."""
+
         def read(partition: Partition, first_id: int, last_id: int, size: int) -> Run:
             return partition.read(first_id, last_id, size, session=session, with_locks=with_locks)
 
         queue = self.readable(number, session, contact)
+        if timeline is not None:
+            last = queue.partition.readable_to(session) if last_id is None else last_id
+            queue.partition.lineage.check(timeline, last, what="a reader", partition=number)
         async with contextlib.aclosing(self._read(queue, session, first_id, last_id, frame_bytes, read)) as runs:
             async for run in runs:
                 assert isinstance(run, Run)

@@ -128,7 +128,10 @@ class ReplicaService(_Service):
             found = self._calls.read_whole(target.partition, _session(target), *place, contact=contact)
         else:
             with_locks = request.form == wire.READ_FORM_LOCKS
-            found = self._calls.read(target.partition, session, *place, contact=contact, with_locks=with_locks)
+            timeline = uuid_of(request.timeline, "a timeline") if request.HasField("timeline") else None
+            found = self._calls.read(
+                target.partition, session, *place, contact=contact, with_locks=with_locks, timeline=timeline
+            )
         async with aclosing(found) as contents:
             async for content in contents:
                 yield content

@@ -137,13 +137,16 @@ class Replicas(Transport):
         session: int | None = None,
         frame_bytes: int = 0,
         with_locks: bool = False,
+        timeline: UUID | None = None,
     ) -> AsyncIterator[Run]:
+        """Read records. `timeline`: the one whose log is read; None for that of the replica."""
         request = wire.ReadRequest(
             target=self._target(partition, session),
             first_id=first_id,
             last_id=last_id,
             frame_bytes=frame_bytes,
             form=wire.READ_FORM_LOCKS if with_locks else wire.READ_FORM_RECORDS,
+            timeline=None if timeline is None else timeline.bytes,
         )
         async with aclosing(self._each(calls.READ, request)) as contents:
             async for run in contents:

@@ -952,12 +952,17 @@ class ReadRequest(_message.Message):
     LAST_ID_FIELD_NUMBER: _builtins.int
     FRAME_BYTES_FIELD_NUMBER: _builtins.int
     FORM_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
     first_id: _builtins.int
     last_id: _builtins.int
     """Absent: up to the last id that this caller may see, without waiting for more."""
     frame_bytes: _builtins.int
     """Bytes of records in one frame; 0 leaves it to the storage."""
     form: Global___ReadForm.ValueType
+    timeline: _builtins.bytes
+    """Timeline whose log is read. A replica refuses ids that it does not share with this timeline, as one that was away when
+    an operator ended the log. Absent: any timeline.
+    """
     @_builtins.property
     def target(self) -> Global___Target: ...
     def __init__(
@@ -968,14 +973,20 @@ class ReadRequest(_message.Message):
         last_id: _builtins.int | None = ...,
         frame_bytes: _builtins.int = ...,
         form: Global___ReadForm.ValueType = ...,
+        timeline: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "last_id", b"last_id", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "_timeline", b"_timeline", "last_id", b"last_id", "target", b"target", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "first_id", b"first_id", "form", b"form", "frame_bytes", b"frame_bytes", "last_id", b"last_id", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "_timeline", b"_timeline", "first_id", b"first_id", "form", b"form", "frame_bytes", b"frame_bytes", "last_id", b"last_id", "target", b"target", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_id: _TypeAlias = _typing.Literal["last_id"]  # noqa: Y015
     _WhichOneofArgType__last_id: _TypeAlias = _typing.Literal["_last_id", b"_last_id"]  # noqa: Y015
+    _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
+    _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_id) -> _WhichOneofReturnType__last_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
 
 Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
 

@@ -217,6 +217,8 @@ class Route:
     servers: tuple[str, ...]
     replicas: tuple[tuple[str | None, str], ...]
     """Name, if known, and address of each storage; members of the replica set come first."""
+    timeline: UUID = FIRST
+    """Timeline of the log: a replica may still have what an operator gave up, above the fork."""
 
     def in_turn(self, partition: int, first_id: int) -> Sequence[tuple[str | None, str]]:
         """Return the storages in an order that depends on the ids, to spread readers over replicas."""
@@ -392,6 +394,7 @@ class LiveOrigin(Origin):
             up = (*dict.fromkeys([server.address for server in topology.servers] + list(servers)),)
             routes = {number: Route(topology.cluster_key, up, tuple(storages(number))) for number in numbers}
             marks = memory.highest(topology.cluster_key, await _each(numbers, lambda number: self._mark(where, number)))
+        routes = {number: replace(route, timeline=marks[number].timeline) for number, route in routes.items()}
         memory.sealed |= await self._sealed({number: routes[number] for number in numbers if number not in memory.sealed})
         return Catalog(
             key=topology.cluster_key,
@@ -527,7 +530,9 @@ class LiveOrigin(Origin):
     ) -> AsyncGenerator[Run, None]:
         size = min(FRAME_BYTES, self._throttle.batch_bytes)
         async with self._replica(route, name, address) as replica:
-            runs = replica.read(number, span.first, span.last, frame_bytes=size, with_locks=with_locks)
+            runs = replica.read(
+                number, span.first, span.last, frame_bytes=size, with_locks=with_locks, timeline=route.timeline
+            )
             while True:
                 try:
                     async with asyncio.timeout(FRAME_SECONDS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
+from uuid import UUID
 
 import pytest
 
@@ -23,13 +24,14 @@ from tests.simulation.sample import (
 )
 from tests.unit.keeping import with_calls
 from waltzd.disk.simulated import Fault, SimDisk
-from waltzd.errors import BadArgument, BeyondLog, ForeignCluster, NoSuchPartition, TooLarge, WaltzError
+from waltzd.errors import BadArgument, BeyondLog, ForeignCluster, NoSuchPartition, OtherTimeline, TooLarge, WaltzError
 from waltzd.errors.operations import ControlDamaged, Draining, FlushFailed, PartitionDamaged, TooManyCallers, Unsafe
 from waltzd.format.batch import Batch, Piece
 from waltzd.format.finding import Finding
 from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, FileHeader, control_struct_offset, segment_name
 from waltzd.format.record import Run
 from waltzd.protocol.peers import RecordsFrame
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED
 from waltzd.storage import calls as module
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.offline.verify import Options, Target, verify
@@ -524,6 +526,30 @@ def test_who_reads_more_slowly_than_the_log_grows_comes_to_an_end() -> None:
         with pytest.raises(BeyondLog, match=f"id {bound} is not here"):
             await read()
         assert found == 6, "what was there when it began"
+
+    with_calls(sample(6), test)
+
+
+def test_a_reader_of_another_timeline_gets_no_id_above_the_fork() -> None:
+    """A storage that was away when an operator ended the log still has what was given up, and owes it to nobody."""
+    other = UUID(int=12)
+
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
+        await calls.set_low_mark(0, 7, 5)
+
+        async def read(last_id: int, timeline: UUID | None) -> int:
+            found = [run async for run in calls.read(0, None, 0, last_id, 0, timeline=timeline)]
+            return sum(map(len, found))
+
+        assert [await read(5, timeline) for timeline in (None, FIRST)] == [6, 6]
+        with pytest.raises(OtherTimeline, match="which this log never had"):
+            await read(5, other)
+        await calls.open_session(0, 8, PARTITIONS)
+        await calls.fork(0, 8, NEVER_FORKED.forked(identity=other, fork=3, session=8, cause="", began="", who=None))
+        assert [await read(3, timeline) for timeline in (None, FIRST, other)] == [4, 4, 4]
+        with pytest.raises(OtherTimeline, match="forked behind id 3"):
+            await read(5, FIRST)
 
     with_calls(sample(6), test)
 
