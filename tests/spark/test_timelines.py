@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 from uuid import UUID
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from waltz_spark import source
-from waltz_spark.export.export import check_history
+from waltz_spark.export.destination import LocalDestination, newest_manifest
+from waltz_spark.export.export import Run, check_history, planned
+from waltz_spark.export.form import form_of
 from waltz_spark.export.manifest import Manifest, decode, encode
+from waltz_spark.export.tasks import Job
 from waltz_spark.log.archive_segments import ArchiveSegments, Contents
 from waltz_spark.log.arrow import SCHEMA
 from waltz_spark.log.directory_origin import DirectoryOrigin
@@ -23,6 +27,7 @@ from waltz_spark.table.columns import Projection
 from waltz_spark.table.position import NO_LIMIT, Position, advanced, between, end_of
 from waltz_spark.table.read_task import Reading, tasks
 
+from tests.spark.exporting import tasks as one_by_one
 from tests.spark.test_directory_origin import hard_state, log_of, read_all, store
 from tests.spark.test_manifest import SHAPE, piece_of
 from tests.spark.test_stream import FakeLog, batch, reader_of, told
@@ -31,7 +36,8 @@ from waltzd.disk.simulated import SimDisk
 from waltzd.errors import OtherTimeline
 from waltzd.errors.operations import ControlDamaged, PositionUnknown
 from waltzd.format.layout import CONTROL_NAME, HARD_STATE_BYTES, HARD_STATE_NAME, HEADER_BYTES, IDENTITY_NAME
-from waltzd.format.record import Run, encode_payloads
+from waltzd.format.record import Run as Records
+from waltzd.format.record import encode_payloads
 from waltzd.protocol import positions
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.testing import BlockingCluster
@@ -57,7 +63,7 @@ class ForkedLog(FakeLog):
         timelines = {} if self.lineage.current == FIRST else dict.fromkeys(self.forks, self.lineage.current)
         return Catalog(key=found.key, spans=found.spans, extents=found.extents, timelines=timelines)
 
-    def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Records]:
         for run in super().read(extent, span, batch_bytes=batch_bytes, with_locks=with_locks):
             yield run
             self.while_read()
@@ -213,6 +219,28 @@ def test_an_export_goes_on_up_to_the_fork_and_is_refused_above(log: ForkedLog) -
         check_history(log, log.catalog(), manifest_of(2, {0: UUID(int=78)}), "/out")
 
 
+def test_a_file_whose_log_is_ended_while_it_is_read_is_in_no_export(log: ForkedLog, tmp_path: Path) -> None:
+    """It may have the ids of one history in front of those of another one."""
+    destination, catalog = LocalDestination(str(tmp_path / "out")), log.catalog([0])
+    given = planned(catalog, catalog.spans, file_data_bytes=None)
+    job = Job(origin=log, destination=destination, cluster=KEY, timelines=catalog.timelines, form=form_of("parquet", None))
+
+    def end_log() -> None:
+        log.lineage = FORKED
+
+    log.while_read = end_log
+    with pytest.raises(OtherTimeline, match=f"ids 0 to 9 of partition 0 were read: .* forked behind id {FORK}"):
+        Run(job=job, before=None, assignments=given).carry_out(one_by_one)
+    assert newest_manifest(destination) is None
+    log.lineage = NEVER_FORKED
+    log.spans = {0: Span(0, FORK)}
+    catalog = log.catalog([0])
+    given = planned(catalog, catalog.spans, file_data_bytes=None)
+    made = Run(job=job, before=None, assignments=given).carry_out(one_by_one)
+    assert made is not None
+    assert made.ends == {0: FORK}, "up to the fork the log is the same"
+
+
 # -- what origins say ------------------------------------------------------------------------------------------------------
 
 
@@ -324,7 +352,7 @@ class ReplicaOfBefore:
 
     async def read(
         self, partition: int, first_id: int, last_id: int, *, timeline: UUID | None = None, **_: object
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[Records]:
         NEVER_FORKED.check(FIRST if timeline is None else timeline, last_id, what="a reader", partition=partition)
         yield encode_payloads(first_id, [b"given up"] * (last_id - first_id + 1))
 

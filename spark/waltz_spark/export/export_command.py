@@ -102,8 +102,8 @@ def _run(
     file_data = None if wish.file_bytes is None else _data_bytes_of(form, wish.file_bytes)
     assignments = planned(catalog, spans, file_data_bytes=file_data)
     job = Job(
-        origin=origin, destination=destination, cluster=catalog.key, timelines=catalog.timelines, form=form,
-        decoder=decoder, throttle=Throttle(wish.bytes_per_second),
+        origin=origin, destination=destination, cluster=catalog.key, timelines=catalog.timelines,
+        routes=catalog.routes, form=form, decoder=decoder, throttle=Throttle(wish.bytes_per_second),
     )  # fmt: skip
     table = None
     if form.is_table:

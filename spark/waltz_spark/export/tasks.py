@@ -39,12 +39,13 @@ from waltz_spark.export.manifest import (
     path_of,
 )
 from waltz_spark.log.arrow import SCHEMA, Grouped, Proof, read_grouped
-from waltz_spark.log.origin import NO_THROTTLE, Origin, Span, Throttle
+from waltz_spark.log.origin import NO_THROTTLE, Origin, Span, Throttle, check_read
 from waltz_spark.log.plan import Split
 from waltz_spark.payloads.decoders import Decoder
 from waltz_spark.table.columns import record_batch
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import ExportDamaged
+from waltzd.protocol.timelines import FIRST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,8 @@ class Job:
     cluster: UUID
     timelines: Mapping[int, UUID] = field(default_factory=dict)
     """Timeline that is read, for each partition whose log has forked."""
+    routes: Mapping[int, Any] = field(default_factory=dict)
+    """Value for each partition by which `Origin.check` reaches its log from a task."""
     form: Form
     decoder: Decoder | None = None
     throttle: Throttle = NO_THROTTLE
@@ -134,6 +137,12 @@ def _written(job: Job, given: Assignment, place: str) -> Piece:
             not_done=f"ids {given.span.first} to {given.span.last} of partition {given.partition} were not exported",
             next_step="look at the file system of the output, then run the same command again",
         )
+    check_read(
+        job.origin, given.partition, given.span, job.timelines.get(given.partition, FIRST),
+        route=job.routes.get(given.partition),
+        not_done="the file is in no export, and the export was left as it is",
+        next_step="run the same command again: it goes on if the export ends at or below the fork",
+    )  # fmt: skip
     return Piece(
         path=given.path, partition=given.partition, span=given.span, data_bytes=proof.data_bytes, crc=proof.crc,
         size=sink.size, sha256=sink.digest(), times=proof.times, beside=proof.beside,

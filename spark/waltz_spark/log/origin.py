@@ -154,6 +154,21 @@ def check_reached(
         raise OtherTimeline(message, not_done=not_done, next_step=next_step(forks), **first.facts) from first
 
 
+def check_read(
+    origin: Origin, partition: int, span: Span, timeline: UUID, *, route: Any, not_done: str, next_step: str
+) -> None:
+    """Raise `OtherTimeline` if ids that were read are not on the log any more. Call it once, after the last id: an operator
+    may end the log at any time while it is read. `timeline`: the one that the catalog named."""
+    try:
+        origin.check(partition, Position(span.last, timeline), route=route)
+    except OtherTimeline as error:
+        raise OtherTimeline(
+            f"an operator ended the log while ids {span.first} to {span.last} of partition {partition} were read: "
+            f"{error.message}",
+            not_done=not_done, next_step=next_step, **error.facts,
+        ) from error  # fmt: skip
+
+
 CREDIT_SECONDS = 0.25
 _BATCH_SECONDS, _LEAST_BYTES = 0.05, 64 << 10
 _MOMENT = struct.Struct("=d")

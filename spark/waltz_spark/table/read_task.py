@@ -19,14 +19,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from waltz_spark.log.arrow import Grouped, read_grouped
-from waltz_spark.log.origin import BATCH_BYTES, Catalog, Extent, Origin, Span
+from waltz_spark.log.origin import BATCH_BYTES, Catalog, Extent, Origin, Span, check_read
 from waltz_spark.log.plan import Part, Sizing, Split, plan
 from waltz_spark.log.selection import FAIL_ON_DATA_LOSS
 from waltz_spark.table.columns import Projection, Surroundings
 from waltz_spark.table.pushdown import EVERYTHING, HIGHEST, LOWEST, TIMES, UNFILTERED, Filters, Ranges
-from waltzd.errors import OtherTimeline, WaltzError
+from waltzd.errors import WaltzError
 from waltzd.format.record import NO_TIME
-from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 
 _log = logging.getLogger("waltz.spark")
@@ -70,19 +69,13 @@ class Reading:
 
     def _check_log(self, task: Task) -> None:
         """Raise `OtherTimeline` if ids that were read are not on the log any more. Spark completes no batch with a failed
-        task. Check once, after the last id: an operator may end the log at any time while it is read."""
-        number, span = task.split.partition, task.split.span
-        try:
-            self.origin.check(number, Position(span.last, task.timeline), route=task.route)
-        except OtherTimeline as error:
-            raise OtherTimeline(
-                f"an operator ended the log while ids {span.first} to {span.last} of partition {number} were read: "
-                f"{error.message}",
-                not_done="the batch was not completed, and a stream's checkpoint does not go past it",
-                next_step="run a batch read again; restart a stream with its checkpoint: it goes on if its batch ends at "
-                "or below the fork, and else names the startingTxnIds for a new checkpoint",
-                **error.facts,
-            ) from error
+        task."""
+        check_read(
+            self.origin, task.split.partition, task.split.span, task.timeline, route=task.route,
+            not_done="the batch was not completed, and a stream's checkpoint does not go past it",
+            next_step="run a batch read again; restart a stream with its checkpoint: it goes on if its batch ends at "
+            "or below the fork, and else names the startingTxnIds for a new checkpoint",
+        )  # fmt: skip
 
     def _rows(self, part: Part) -> Iterator[Grouped]:
         with_locks = self.projection.asks_for_locks or self.filters.lock is not None
