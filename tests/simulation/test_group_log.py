@@ -11,7 +11,8 @@ import pytest
 
 from tests.simulation.cell import SETTINGS, Appender, Cell, cell, story
 from tests.simulation.faulty_store import Faults, FaultyStore
-from tests.simulation.test_archive import archiving, document
+from tests.simulation.test_archive import archiving, document, reached
+from tests.simulation.test_rescue import Hands
 from tests.simulation.test_retention import floors, under_load
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import Trimmed
@@ -167,6 +168,40 @@ async def test_nothing_goes_while_the_archive_has_nothing() -> None:
         store.faults = Faults()
         await settled(c, needed, lambda: min(floors(c)) > 800)
         assert await document(c) is not None
+
+
+@story
+async def test_nothing_goes_that_only_the_timeline_before_has_archived() -> None:
+    """What goes before the archive of the timeline begins can never be in it, nor what is behind."""
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned, needed = await begun(c, 10)
+        await c.all_hold(199)
+        c.storages["s0"].kill()
+        await under_load(c, owned, 30)
+        await reached(c, 600)
+        for n, name in enumerate(("s1", "s2")):
+            c.storages[name].kill()
+            c.storages[name].lose_disk(seed=91 + n)
+        await c.storages["s0"].start()
+        store.faults = Faults(refused=100)
+        done = await Hands(c).rescue()
+        for name in ("s1", "s2"):
+            await c.storages[name].start()
+        for _ in range(40):
+            pipeline = await c.opened(owned, above=done.session - 1)
+            await pipeline.committed(pipeline.append(20))
+            await asyncio.sleep(0.2)
+        fork = (await c.meta()).lineage.fork
+        needed.first_id = 500
+        await asyncio.sleep(120)
+        assert max(floors(c)) <= fork + 1
+        store.faults = Faults()
+        await settled(c, needed, lambda: min(floors(c)) > fork + 100)
+        found = await document(c)
+        assert found is not None
+        assert found.timeline == (await c.meta()).lineage.current
+        assert found.last + 1 >= max(floors(c))
 
 
 @story

@@ -168,21 +168,22 @@ class Trimmer:
         return ArchiveCheck(last_id=first_id - 1, missing="no storage that can look into the archive answers")
 
     async def _trim_behind(self, needed: int) -> None:
-        """Trim the group log below the first id that its readers need. If there is an archive, that is archived first;
+        """Trim the group log below the first id that its readers need. If there is an archive, its timeline has that first;
         unless the beginning of the log was trimmed before there was an archive, and can never be in one."""
         log, core = self._log, self._log.core
-        meta, _ = await archived(self._cluster.coordinator, log.partition)
+        document, _ = await archived(self._cluster.coordinator, log.partition)
+        meta = of_timeline(document, core.meta.lineage)
         floor = max((status.floor for status in core.statuses.values()), default=0)
-        if meta is None and floor == 0 and any(status.archives for status in core.statuses.values()):
-            return
+        last = log.committed if meta is None else meta.last
+        if meta is None and (document or floor == 0) and any(status.archives for status in core.statuses.values()):
+            last = EMPTY  # nothing of this timeline is archived yet
         names = [
             name for name, replicator in sorted(log.replicators.items()) if replicator.is_readable and name in core.roles
         ]
         held = {name: core.held(name) for name in core.statuses}
         reach = min(log.committed, reach_of(core.meta, core.roles, core.statuses, held))
-        last = log.committed if meta is None else meta.last
         looked_at = (last, reach, needed, tuple(names), floor)
-        if looked_at != self._looked_at:
+        if last > EMPTY and looked_at != self._looked_at:
             replicas = await self._sealed(names)
             found = next_floor(floor, archived=last, reach=reach, replicas=replicas, keep=Keep(seconds=0), older=needed - 1)
             if found <= floor:
