@@ -223,7 +223,7 @@ class Life:
         label = label_of(self.store, not_done="")
         log, older = logs_in(self.store, label, 1)[0], self.random.random() < 0.4
         now, lineage = await lost_metadata.saved_of(self.c), (await self.c.meta()).lineage
-        is_told = log.archive.timeline == lineage.current  # else only documents of today tell that a timeline has ended
+        is_told = log.tree.current == lineage.current  # else only documents of today tell that a timeline has ended
         newest = self.random.choice((now, self.saved, None)) if is_told else now
         source = Source(place="there", label=label, logs={0: log}, newest=newest, store=self.store)
         marks = {0: self.random.randrange(-1, log.last + 1)} if older else {0: log.last}

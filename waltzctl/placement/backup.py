@@ -174,8 +174,11 @@ class Source:
         archives = {} if self.newest is None or not end.latest or end.each else self.newest.archives
         for number, meta in archives.items():
             log = self.logs.get(number) or empty_log(self.store, self.label, number)
-            is_its = log.archive.timeline == meta.timeline
-            if number in self.chosen or (log.manifest.number >= meta.number if is_its else meta.timeline in log.tree):
+            if log.archive.timeline == meta.timeline:
+                has_it = log.manifest.number >= meta.number
+            else:  # of the newest timeline, it has no more than an earlier one of which more is there
+                has_it = log.last_shared >= meta.last if log.tree.current == meta.timeline else meta.timeline in log.tree
+            if number in self.chosen or has_it:
                 continue
             raise ArchiveDamaged(
                 f"{self.store.place}: {manifest_name(number, meta.number, meta.timeline)}, which has ids up to {meta.last} "

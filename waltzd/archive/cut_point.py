@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
-from waltzd.archive.listing import check_one_log, highest_numbers, rank
+from waltzd.archive.listing import Branch, check_one_log, highest_numbers, rank
 from waltzd.archive.manifest import Entry, Label, Manifest, pieces_of
 from waltzd.archive.store import Store
 from waltzd.archive.unsealed import read_unsealed
@@ -212,6 +212,12 @@ class ArchivedLog:
     def last(self) -> int:
         return self._parts[-1].last if self._parts else NO_MARK
 
+    @property
+    def last_shared(self) -> int:
+        """Last id that is on the newest timeline of the tree, too."""
+        shared = self.tree.shared_to(self.archive.timeline)
+        return self.last if shared is None else min(self.last, shared)
+
     @cached_property
     def end(self) -> CutPoint:
         return self._parts[-1].end if self._parts else CutPoint()
@@ -310,7 +316,8 @@ def logs_in(
     store: Store, label: Label, partitions: int | None, chosen: Mapping[int, int] | None = None
 ) -> dict[int, ArchivedLog]:
     """Return the logs of all partitions in the store, and of all numbers below `partitions`: the newest timeline of each,
-    or the timeline with the number in `chosen`."""
+    or the timeline with the number in `chosen`. If the newest one is not backed up to its fork yet, return an earlier one
+    that has more of the log, which goes on behind the fork."""
     listed = store.list("")
     numbers = {(number, FIRST): 0 for number in range(partitions or 0)}
     numbers |= {(int(match[1]), FIRST): 0 for one in listed if (match := _TAIL.fullmatch(one.name))}
@@ -320,17 +327,22 @@ def logs_in(
         archives = [PartitionArchive(store, label, *branch) for branch in numbers if branch[0] == partition]
         archives.sort(key=lambda archive: rank(archive.start()))
         check_one_log([archive.start() for archive in archives], store)
-        newest = archives[-1]
-        tree, wanted = newest.start().lineage, (chosen or {}).get(partition)
-        archive = newest
+        tree, wanted = archives[-1].start().lineage, (chosen or {}).get(partition)
         if wanted is not None:
-            archive = _with_number(archives, tree, partition, wanted)
-        number = numbers[partition, archive.timeline]
-        manifest = archive.manifest_at(number) if number else archive.start()
-        if manifest is None:
-            raise ArchiveDamaged(f"{store.place}: {archive.name_at(number)} was listed, and is not there")
-        found[partition] = log_of(archive, archive.newest_after(manifest), tree)
+            archives = [_with_number(archives, tree, partition, wanted)]
+        logs = [_newest_log(archives[-1], numbers, tree)]
+        if wanted is None and logs[0].last < tree.fork:  # not backed up yet: what is shared is in those before
+            logs += [_newest_log(archive, numbers, tree) for archive in archives[:-1]]
+        found[partition] = max(logs, key=lambda log: log.last_shared)
     return found
+
+
+def _newest_log(archive: PartitionArchive, numbers: Mapping[Branch, int], tree: Lineage) -> ArchivedLog:
+    number = numbers[archive.partition, archive.timeline]
+    manifest = archive.manifest_at(number) if number else archive.start()
+    if manifest is None:
+        raise ArchiveDamaged(f"{archive.store.place}: {archive.name_at(number)} was listed, and is not there")
+    return log_of(archive, archive.newest_after(manifest), tree)
 
 
 def _with_number(archives: Sequence[PartitionArchive], tree: Lineage, partition: int, wanted: int) -> PartitionArchive:

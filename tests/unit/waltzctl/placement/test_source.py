@@ -91,10 +91,19 @@ def test_a_lost_manifest_that_the_documents_know_does_not_shorten_the_log(store:
 def test_a_lost_timeline_that_the_documents_know_is_not_taken_for_the_one_before(store: FaultyStore) -> None:
     lineage = forked(SECOND, 2)
     saved(store, begun(store, lineage))
-    assert cut().points[0].mark == 1
+    assert cut().points[0].mark == 2
     del store.objects[begin_name(0, SECOND)]
     refused(manifest_name(0, 1, SECOND), "is not in the store")
     assert cut(End(latest=True, timelines=("0=1",))).points[0].mark == 3, "an operator chose it"
+
+
+def test_a_lost_manifest_of_the_newest_timeline_is_not_made_up_for_by_the_one_before(store: FaultyStore) -> None:
+    newest = begun(store, forked(SECOND, 2))
+    archive = PartitionArchive(store, label_of(store, not_done=""), 0, SECOND)
+    piece = next(iter(archive.last_piece(one) for one in branches_in(store, archive.label)[:1]))
+    saved(store, newest.extended(piece)[0])
+    refused(manifest_name(0, 2, SECOND), "ids up to 3", "is not in the store")
+    assert cut(End(latest=True, each=True)).points[0].mark == 2
 
 
 @pytest.mark.parametrize("left", ["tail.json", "tail/0"])
@@ -122,7 +131,22 @@ def test_a_timeline_that_continues_all_others_is_taken(store: FaultyStore) -> No
     lineage = forked(SECOND, 2)
     begun(store, lineage)
     begun(store, forked(OTHER, 2, lineage))
-    assert (survey(store).flaws, cut().points[0].mark) == ([], 1)
+    assert (survey(store).flaws, cut().points[0].mark) == ([], 2)
+
+
+@pytest.mark.parametrize(("fork", "mark"), [(0, 0), (1, 1), (2, 2), (3, 3), (9, 3)])
+def test_a_timeline_that_is_not_backed_up_yet_ends_with_what_those_before_have(
+    store: FaultyStore, fork: int, mark: int
+) -> None:
+    """It takes over whole segments. What is behind these up to the fork is in the store as well."""
+    newest = begun(store, forked(SECOND, fork))
+    assert newest.last == {0: -1, 1: 1, 2: 1}.get(fork, 3)
+    source = source_at("there")
+    assert source.cut_at(LATEST, datetime.now(UTC)).points[0].mark == mark
+    assert source.lineage(0).current == SECOND, "the restored log continues behind all timelines"
+    chosen = End(latest=True, timelines=("0=2",))
+    if newest.number:
+        assert cut(chosen).points[0].mark == newest.last, "an operator chose it"
 
 
 def test_documents_of_another_log_are_refused(store: FaultyStore) -> None:
