@@ -180,8 +180,12 @@ class Positions:
     def bury(
         self, connection: Connection, cluster: UUID, partition: int, letters: Sequence[tuple[int, int]], why: str
     ) -> None:
-        """Write dead letters: transactions, by id and kind, that the view will not contain."""
+        """Write dead letters: transactions, by id and kind, that the view will not contain. They replace those which a
+        view left that is built anew."""
         assert self._dead is not None
+        columns, ids = self._dead.c, [id_ for id_, _ in letters]
+        left = columns.view_name == self._view, columns.partition_id == partition, columns.id.between(ids[0], ids[-1])
+        connection.execute(sa.delete(self._dead).where(*left))
         whole = {"view_name": self._view, "partition_id": partition, "cluster": str(cluster), "reason": why[:REASON_MAX]}
         now = datetime.now(UTC)
         rows = [{**whole, "id": id_, "kind": kind, "put_aside": now} for id_, kind in letters]

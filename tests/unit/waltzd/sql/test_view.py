@@ -811,6 +811,20 @@ def test_a_dead_letter_is_put_aside_and_the_view_goes_on(engine: Engine) -> None
     assert [(one.id, one.is_put_aside) for one in told] == [(2, True), (3, True)]
 
 
+def test_a_view_that_is_built_anew_puts_aside_again(engine: Engine) -> None:
+    """Whoever builds a view anew deletes its rows and its position, and may leave the dead letters."""
+    given = [Given(id) for id in range(4)]
+    as_a_client(view_of(engine, refusing(2), tries=1, then="park"), given)
+    with engine.begin() as connection:
+        for table in ("waltz_positions", *TABLES.tables):
+            connection.execute(sa.text(f"DELETE FROM {table}"))
+    told: list[Poison] = []
+    view = view_of(engine, refusing(2), tries=1, then="park", on_poison=told.append)
+    view.apply_all(given)
+    assert ([letter[3] for letter in letters(engine)], view.read_position(0)) == ([2], 3)
+    assert [one.id for one in told] == [2]
+
+
 def test_a_group_is_put_aside_as_a_whole(engine: Engine) -> None:
     given = groups(2, 3, 1)
     told: list[Poison] = []
