@@ -21,7 +21,8 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from waltzd.client.view import Decision, Transaction, View, end_of_part
-from waltzd.errors import BadArgument, ViewStopped
+from waltzd.errors import BadArgument, ViewBehind, ViewStopped
+from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 
 Call: TypeAlias = Callable[..., Awaitable[Any]]
@@ -270,7 +271,7 @@ class Follower:
                 await self._call(self._apply_batch, part)
             except Exception as error:  # noqa: BLE001  # the application's code
                 _log.warning("%s could not be applied together: %r; applying them one by one", _names(part), error)
-                position = await self._persist(part[0], self._ask_position)
+                position = await self._persist(part[0], self._ask_position, part[0])
                 await self._apply_each([transaction for transaction in part if transaction.id > position])
             await self._took(part[-1].id)
             start = stop
@@ -295,17 +296,24 @@ class Follower:
     async def _apply_group(self, group: list[Transaction]) -> None:
         """Apply the rest of an atomic request that the view has not taken, in one call."""
         assert self._apply_batch is not None
-        position = await self._ask_position()
+        position = await self._ask_position(group[0])
         rest = [transaction for transaction in group if transaction.id > position]
         if rest:
             await self._call(self._apply_batch, rest)
 
-    async def _ask_position(self) -> int:
+    async def _ask_position(self, first: Transaction) -> int:
+        """Return the id up to which the view has what begins with `first`. A position on another timeline, to which
+        another process took the view, does not tell: then the view gets everything, and refuses it."""
         position = await ask_position(self._view, self._call, self._partition)
         if position < self._handed:
-            raise BadArgument(
-                f"the view's position of partition {self._partition} went back from {self._handed} to {position}"
+            raise ViewBehind(
+                f"the view's position of partition {self._partition} went back from {self._handed} to {position}",
+                partition=self._partition,
+                position=int(position),
             )
+        lineage = first.lineage
+        if isinstance(position, Position) and lineage is not None and not lineage.covers(position.timeline, position):
+            return self._handed
         return position
 
     async def _took(self, id: int) -> None:

@@ -212,9 +212,12 @@ class SqlView(Generic[E_contra]):
 
     async def failed(self, transaction: Transaction[E_contra], error: Exception) -> Decision:
         """Return `STOP` if the function has failed `tries` times, the database went back in time (`ViewBehind`), or the
-        view is on another timeline of the log (`OtherTimeline`). Else return `RETRY`. With `then="park"` the last
+        view is on another timeline of the log (`OtherTimeline`). Else return `RETRY`, also for a transaction that
+        was fed before a fork which only another process knows: the owner ends that feed. With `then="park"` the last
         try writes a dead letter and does not fail."""
-        if isinstance(error, ViewBehind | OtherTimeline):
+        known = self._lineages.get(transaction.partition, NEVER_FORKED)
+        is_fed_before = known.current not in (transaction.lineage or NEVER_FORKED)
+        if isinstance(error, ViewBehind) or (isinstance(error, OtherTimeline) and not is_fed_before):
             return Decision.STOP
         failing = self._failing.get(transaction.partition)
         is_enough = failing is not None and failing.tries >= self._tries_max and not self._has_dead_letters

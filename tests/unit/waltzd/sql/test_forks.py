@@ -16,8 +16,9 @@ from sqlalchemy.engine import Connection, Engine
 from tests.tiers import tiers
 from waltzd import Token, Transaction
 from waltzd.client.delivery import Delivery
+from waltzd.client.follower import Follower, call_here
 from waltzd.client.view import Decision
-from waltzd.errors import BadArgument, InboxPruned, NotApplied, OtherTimeline, ViewBehind
+from waltzd.errors import BadArgument, InboxPruned, NotApplied, OtherTimeline, ViewBehind, ViewStopped, WaltzError
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.sql import SqlInbox, SqlView, sqlite
@@ -411,3 +412,59 @@ def test_an_inbox_does_each_transaction_once_whatever_forks(engine: Engine, seed
             else:
                 assert done.count(row) == 1
     assert len({*done}) == len(done)
+
+
+# -- what a client hands to a view
+
+
+def follow(view: SqlView, position: int, fed: list[Transaction]) -> tuple[Follower, WaltzError | None]:
+    """Hand what was fed to a view behind this position, until it stops there, fails or has applied all."""
+
+    async def story() -> tuple[Follower, WaltzError | None]:
+        follower = Follower(0, view, call=call_here, batch_max=1000, consumed=lambda size: None)
+        follower.put(1, lambda: fed, False)
+        running = asyncio.create_task(follower.run(position))
+        async with asyncio.timeout(20):
+            while not running.done() and follower.applied < fed[-1].id and (
+                follower.failing is None or follower.failing.tries < 2
+            ):
+                await asyncio.sleep(0.01)
+        follower.stop()
+        try:
+            await running
+        except ViewStopped as error:
+            return follower, error
+        return follower, None
+
+    return asyncio.run(story())
+
+
+def test_a_client_does_not_take_a_view_on_another_timeline_for_one_that_is_further(engine: Engine) -> None:
+    log, old, new = Log(), view_of(engine), view_of(engine)
+    log.grow(20)
+    old.apply_all(log.feed(0))  # another process, which was fed before the fork
+    log.fork(9)
+    log.grow(20)
+    follower, stopped = follow(new, 4, log.feed(5, 15))
+    assert (follower.applied, stopped is not None and type(stopped.__cause__)) == (4, OtherTimeline)
+
+
+def test_a_client_that_was_fed_before_a_fork_waits_until_it_is_told(engine: Engine) -> None:
+    log, old, new = Log(), view_of(engine), view_of(engine)
+    log.grow(20)
+    before = log.feed(5)
+    log.fork(9)
+    log.grow(20)
+    new.apply_all(log.feed(0))
+    follower, stopped = follow(old, 4, before)
+    assert (follower.applied, stopped) == (9, None)
+    assert content(engine) == log.rows
+
+
+def test_a_client_stops_in_front_of_a_database_that_went_back(engine: Engine) -> None:
+    log, view = Log(), view_of(engine)
+    log.grow(20)
+    view.apply_all(log.feed(0, 9))
+    view.reset_blocking(0, 4, undo=cut(4))
+    follower, stopped = follow(view, 9, log.feed(10))
+    assert (follower.applied, stopped is not None and type(stopped.__cause__)) == (9, ViewBehind)
