@@ -303,7 +303,8 @@ class EventStore:
 
         Args:
             query: Query that the events match; all events if it is not given.
-            after: Position before the first event; the beginning if it is not given.
+            after: Position before the first event; the beginning if it is not given. A plain integer is a position of the
+                first timeline of the log (`Position`).
             limit: Largest number of events; all if it is not given.
             newest_first: Whether to begin with the last event; `after` stays the lower bound.
             timeout: Seconds for each question to the owner; `submit_seconds` if it is not given.
@@ -315,11 +316,17 @@ class EventStore:
             CannotConnect: The owner did not answer in time.
             BadArgument, ClientClosed: A position is wrong, there is no such partition, or the client is not open.
         """
+        return await self._read(query, Position(_id_before(after)), limit, newest_first, timeout)
+
+    async def _read(
+        self, query: Query, after: int, limit: int | None = None, newest_first: bool = False, timeout: float | None = None
+    ) -> ReadResult:
+        """Read as `read` does, above the id `after`. A plain integer is an id of the current log."""
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
             raise BadArgument(f"limit must be an integer of at least 1, not {limit!r}")
         found: list[SequencedEvent] = []
         end = Position(EMPTY)
-        async with aclosing(self._pages(query, _id_before(after), timeout, limit, newest_first)) as pages:
+        async with aclosing(self._pages(query, after, timeout, limit, newest_first)) as pages:
             async for events, end in pages:
                 found += events
                 if limit is not None and len(found) >= limit:
@@ -471,7 +478,7 @@ class EventStore:
 
         Args:
             query: Query that the events match; all events if it is not given.
-            after: Position before the first event; the beginning if it is not given.
+            after: See `read`.
 
         Raises:
             See `read` and `Client.feed`: while iterating.
@@ -485,7 +492,7 @@ class EventStore:
         return self._each(query, after)
 
     async def _each(self, query: Query, after: int | None) -> AsyncGenerator[SequencedEvent, None]:
-        start = _id_before(after)
+        start = Position(_id_before(after))
         async with aclosing(self._pages(query, start, None)) as pages:
             async for events, end in pages:
                 start = max(start, end)
@@ -533,6 +540,7 @@ class BlockingEventStore:
 
     read = blocking(EventStore.read)
     """Return the events that match a query; see `EventStore.read`."""
+    _read = blocking(EventStore._read)
     append = blocking(EventStore.append)
     """Append events atomically; see `EventStore.append`."""
 

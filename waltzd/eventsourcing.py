@@ -43,8 +43,19 @@ from eventsourcing.utils import Environment, EnvType, resolve_topic
 
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.settings import Tls
-from waltzd.dcb import ALL, AppendCondition, BlockingEventStore, Event, Query, QueryItem, ReadResult, SequencedEvent
+from waltzd.dcb import (
+    ALL,
+    AppendCondition,
+    BlockingEventStore,
+    Event,
+    Query,
+    QueryItem,
+    ReadResult,
+    SequencedEvent,
+    _id_before,
+)
 from waltzd.errors import AppendConditionFailed, BadArgument, TooLarge, WaltzError
+from waltzd.protocol.positions import Position
 
 IS_10 = hasattr(api, "DcbEvent")
 """Whether the installed library has version 10, which names some classes in another way."""
@@ -132,9 +143,10 @@ class _Recorder:
         self._client = client
         self._store = BlockingEventStore(client, partition=partition, name=name)
 
-    def _read(self, query: Query = ALL, **options: Any) -> ReadResult:
+    def _read(self, query: Query = ALL, *, after: int | None = None, **options: Any) -> ReadResult:
+        """Read events above a position. The library keeps positions as plain integers: those are of the current log."""
         with _translated():
-            return self._store.read(query, **options)
+            return self._store._read(query, _id_before(after), **options)
 
     def _watch(self, subscription: ListenNotifySubscription[Any] | DCBListenNotifySubscription[Any]) -> Future[None]:
         """Notify a subscription of each new event, until the future is cancelled. An error ends the subscription."""
@@ -269,9 +281,11 @@ class WaltzApplicationRecorder(WaltzAggregateRecorder, ApplicationRecorder):
     ) -> Sequence[Notification]:
         """Return at most `limit` events with notification ids from `start` on, or above it, and up to `stop`."""
         query = Query([QueryItem(types=topics)]) if topics else ALL
-        after = max(0, (start or 0) - (inclusive_of_start and start is not None))
+        after: int | None = start
+        if start and inclusive_of_start:
+            after = Position(start - 1, start.timeline) if isinstance(start, Position) else start - 1
         found: list[Notification] = []
-        while len(found) < limit and (stop is None or after < stop):
+        while len(found) < limit and (stop is None or (after or 0) < stop):
             wanted = limit - len(found)
             events = self._read(query, after=after, limit=wanted).events
             found += [_notification(one) for one in events if one.event.type != TRACKING]

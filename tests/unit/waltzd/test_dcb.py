@@ -304,6 +304,30 @@ def test_a_decision_from_above_a_fork_is_refused() -> None:
     with_cluster(story)
 
 
+def test_a_projection_that_kept_a_bare_number_above_a_fork_is_refused() -> None:
+    """A plain integer is a position of the first timeline, as for `feed`: the events of another one would be left out."""
+
+    async def story(cluster: LocalCluster) -> None:
+        for count in (3, 5):
+            async with cluster.client() as client:
+                store = EventStore(client, partition=0)
+                for _ in range(count):
+                    await store.append([Event("Joined", tags=["course:7"])])
+            if count == 3:
+                await cluster.rescue(0, 0)
+        async with cluster.client() as client:
+            store = EventStore(client, partition=0)
+            with pytest.raises(OtherTimeline):
+                await store.read(JOINED, after=3)
+            with pytest.raises(OtherTimeline):
+                async for _ in store.subscribe(JOINED, after=3):
+                    break
+            assert len((await store.read(JOINED, after=1)).events) == 5, "at the fork it goes on"
+            assert await store.append([Event("Left")], AppendCondition(JOINED, after=6)) == 7, "an id of the current log"
+
+    with_cluster(story)
+
+
 def test_an_append_that_others_overtake_for_ever_ends_at_its_time() -> None:
     async def story(cluster: LocalCluster) -> None:
         async with cluster.client() as client:

@@ -216,6 +216,23 @@ def test_a_tracking_id_alone_is_no_notification() -> None:
     assert [one.id for one in recorder.select_notifications(4, 9, inclusive_of_start=False)] == [6]
 
 
+def test_a_subscription_leaves_nothing_out_behind_a_fork(environment: BlockingCluster) -> None:
+    """A notification id has its timeline, also on the way into the recorder: behind a fork it is refused there, before
+    what others recorded meanwhile is taken for what follows it."""
+    recorder = factory().application_recorder()
+    for number in (1, 2, 3):
+        recorder.insert_events([StoredEvent("account", number, "opened", b"")])
+    last = recorder.select_notifications(None, 9)[-1].id
+    environment.rescue(recorder._store.partition, 0)
+    other = factory().application_recorder()
+    for number in (2, 3, 4, 5):
+        other.insert_events([StoredEvent("account", number, "opened anew", b"")])
+    for inclusive in (True, False):
+        with pytest.raises(OperationalError):
+            recorder.select_notifications(last, 9, inclusive_of_start=inclusive)
+    assert [one.id for one in recorder.select_notifications(3, 9)] == [3, 4, 5], "a bare id is one of the current log"
+
+
 def test_two_processes_record_an_event_of_another_application_once() -> None:
     one: Any = factory().process_recorder()
     other: Any = factory().process_recorder()
