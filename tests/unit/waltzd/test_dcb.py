@@ -320,8 +320,7 @@ def test_a_projection_that_kept_a_bare_number_above_a_fork_is_refused() -> None:
             with pytest.raises(OtherTimeline):
                 await store.read(JOINED, after=3)
             with pytest.raises(OtherTimeline):
-                async for _ in store.subscribe(JOINED, after=3):
-                    break
+                await anext(store.subscribe(JOINED, after=3))
             assert len((await store.read(JOINED, after=1)).events) == 5, "at the fork it goes on"
             assert await store.append([Event("Left")], AppendCondition(JOINED, after=6)) == 7, "an id of the current log"
 

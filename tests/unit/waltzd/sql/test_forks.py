@@ -425,8 +425,10 @@ def follow(view: SqlView, position: int, fed: list[Transaction]) -> tuple[Follow
         follower.put(1, lambda: fed, False)
         running = asyncio.create_task(follower.run(position))
         async with asyncio.timeout(20):
-            while not running.done() and follower.applied < fed[-1].id and (
-                follower.failing is None or follower.failing.tries < 2
+            while (
+                not running.done()
+                and follower.applied < fed[-1].id
+                and (follower.failing is None or follower.failing.tries < 2)
             ):
                 await asyncio.sleep(0.01)
         follower.stop()
