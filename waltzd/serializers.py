@@ -16,7 +16,8 @@ import importlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -313,7 +314,9 @@ class PydanticEvents(_Events[E]):
         self._adapters: dict[str, pydantic.TypeAdapter[E]] = {one.name: make(one.cls) for one in types}
 
     def _payload(self, kind: EventType[E], value: E) -> bytes:
-        body = self._adapters[kind.name].dump_json(value, by_alias=True)
+        adapter = self._adapters[kind.name]
+        body = adapter.dump_json(value, by_alias=True)
+        _check_numbers(value, adapter.dump_python, body)
         return b'{"type":%s,"version":%d,"data":%s}' % (_json(kind.name), kind.version, body)
 
     def _open(self, payload: bytes) -> tuple[str, int, Any]:
@@ -359,7 +362,9 @@ class MsgspecEvents(_Events[E]):
             raise BadArgument(f"form must be one of {', '.join(self._forms)}, not {form!r}")
         super().__init__(*types, prefix=prefix)
         self._unreadable = (spec.MsgspecError, ValueError, RecursionError)
+        self._form = form
         self._convert: Callable[[Any, type[E]], E] = spec.convert
+        self._to_builtins: Callable[[E], Any] = spec.to_builtins
         module = getattr(spec, form)
         self._encode: Callable[[Any], bytes] = module.encode
         self._plain: Callable[[msgspec.Raw], Any] = module.decode
@@ -368,7 +373,10 @@ class MsgspecEvents(_Events[E]):
         self._decoders: dict[str, msgspec.json.Decoder[E]] = {one.name: module.Decoder(one.cls) for one in types}
 
     def _payload(self, kind: EventType[E], value: E) -> bytes:
-        return self._encode({"type": kind.name, "version": kind.version, "data": value})
+        payload = self._encode({"type": kind.name, "version": kind.version, "data": value})
+        if self._form == "json":
+            _check_numbers(value, self._to_builtins, payload)
+        return payload
 
     def _open(self, payload: bytes) -> tuple[str, int, Any]:
         found = self._envelope.decode(payload)
@@ -389,6 +397,28 @@ def _needed(package: str) -> Any:
         raise ModuleNotFoundError(
             f"this serializer needs {package}, which is not installed: pip install 'waltzd[{package}]'", name=package
         ) from None
+
+
+def _check_numbers(value: E, plain: Callable[[E], Any], body: bytes) -> None:
+    """Raise `BadArgument` if a number was written as null: libraries do so with NaN and infinity, and the event could not
+    be read, or had no value where it has one. `plain` returns an event as dictionaries, lists and numbers."""
+    if b"null" not in body:
+        return
+    leaves = list(_leaves(plain(value)))
+    if any(isinstance(leaf, float) and not isfinite(leaf) for leaf in leaves):
+        nulls = sum(leaf is None for leaf in _leaves(json.loads(body)))
+        if nulls > sum(leaf is None for leaf in leaves):
+            raise BadArgument(f"a {type(value).__name__} cannot be written as JSON: it has a number that is not finite")
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset):
+        yield value
+        return
+    for one in value:
+        yield from _leaves(one)
 
 
 def _json(value: Any) -> bytes:

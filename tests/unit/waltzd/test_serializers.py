@@ -198,6 +198,37 @@ def test_what_json_does_not_give_back_is_refused_where_it_is_seen() -> None:
             rates.decode(written("json", "rate", 1, {"by_name": by_name, "kind": kind}))
 
 
+class Price(pydantic.BaseModel):
+    note: str | None = None
+    at_most: float | None = None
+    each: dict[str, list[float]] = {}
+
+
+class Texted(Price, ser_json_inf_nan="strings"):
+    pass
+
+
+class PriceStruct(msgspec.Struct):
+    note: str | None = None
+    at_most: float | None = None
+    each: dict[str, list[float]] = {}
+
+
+def test_a_number_that_json_has_not_is_refused_before_it_is_in_the_log() -> None:
+    types = EventType(Price, "price"), EventType(Texted, "texted")
+    serializers = PydanticEvents[Any](*types), MsgspecEvents[Any](EventType(PriceStruct, "price"))
+    for make, serializer in zip((Price, PriceStruct), serializers, strict=True):
+        for wrong in (make(at_most=float("inf")), make(each={"eur": [1.0, float("nan")]})):
+            with pytest.raises(BadArgument, match="a number that is not finite"):
+                serializer.encode(wrong)
+        for right in (make(), make(note="null", at_most=1.5)):
+            assert serializer.decode(serializer.encode(right)) == right
+    text = Texted(at_most=float("inf"))
+    assert serializers[0].decode(serializers[0].encode(text)) == text, "a model may write it as a text, and read that"
+    packed = MsgspecEvents[Any](EventType(PriceStruct, "price"), form="msgpack")
+    assert packed.decode(packed.encode(PriceStruct(at_most=float("inf")))).at_most == float("inf")
+
+
 def test_plain_values() -> None:
     serializer = Json[dict[str, int]]()
     assert serializer.decode(serializer.encode({"ä": 1})) == {"ä": 1}
