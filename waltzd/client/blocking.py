@@ -52,13 +52,18 @@ class _LoopThread(LoopThread):
                 "processes with `spawn`, or fork before the first client is made"
             )
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        if os.getpid() != self._process:
-            work.close()
-            self.check_process()
+    def check_caller(self) -> None:
+        """Refuse a call that would wait for ever."""
+        self.check_process()
         if threading.current_thread() is self.thread:
-            work.close()
             raise BadArgument("a blocking call on the thread of the loop would wait for itself: use the asyncio client")
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            self.check_caller()
+        except BadArgument:
+            work.close()
+            raise
         return self.wait_for(work)
 
 
@@ -269,12 +274,12 @@ class BlockingClient(Generic[E]):
 
     @declared_by(Client[E].submit)
     def submit(self, command: Any, **options: Any) -> Outcome:
-        caller = _Caller(self._thread.loop)
+        caller = _Caller(self._thread)
         return caller.serve(self._inner._submit(caller.call, (command,), is_atomic=False, **options))
 
     @declared_by(Client[E].submit_atomic)
     def submit_atomic(self, commands: Sequence[Any], **options: Any) -> Outcome:
-        caller = _Caller(self._thread.loop)
+        caller = _Caller(self._thread)
         return caller.serve(self._inner._submit(caller.call, tuple(commands), is_atomic=True, **options))
 
     def position(self, partition: int) -> Position:
@@ -550,8 +555,9 @@ class _Caller:
     """Calls functions of a command on the thread that waits for their submit. So threads that wait for each other
     cannot use up a pool."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, thread: _LoopThread) -> None:
+        thread.check_caller()
+        self._loop = thread.loop
         self._work: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -268,14 +269,22 @@ def test_an_async_view_runs_on_the_loop() -> None:
     assert view.threads == {""}  # the thread of the loop has no number
 
 
-def test_a_blocking_call_on_the_loop_is_refused_and_does_not_hang() -> None:
+CALLS = (
+    lambda client, view: client.append(b"x", partition=0),
+    lambda client, view: client.submit(Increment(view)),
+    lambda client, view: client.submit_atomic([Increment(view)]),
+)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=("append", "submit", "submit_atomic"))
+def test_a_blocking_call_on_the_loop_is_refused_and_does_not_hang(call: Callable[[BlockingClient, View], object]) -> None:
     class Wrong(View):
         client: BlockingClient
         error: BadArgument | None = None
 
         async def apply_batch(self, transactions: Sequence[Transaction]) -> None:
             try:
-                self.client.append(b"x", partition=0)
+                call(self.client, self)
             except BadArgument as error:
                 self.error = error
             for transaction in transactions:
@@ -287,6 +296,18 @@ def test_a_blocking_call_on_the_loop_is_refused_and_does_not_hang() -> None:
         client.append(b"a", partition=0)
         view.reached(1)
     assert view.error is not None
+
+
+@pytest.mark.parametrize("call", CALLS, ids=("append", "submit", "submit_atomic"))
+def test_a_call_in_a_process_that_was_forked_is_refused_and_does_not_hang(
+    call: Callable[[BlockingClient, View], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, view = FakeCluster(), View()
+    with BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS) as client, monkeypatch.context() as one:
+        one.setattr(os, "getpid", lambda: 0)
+        with pytest.raises(BadArgument, match="this process was forked"):
+            call(client, view)
+    assert fake.partitions[0].payloads == []
 
 
 @pytest.mark.slow
