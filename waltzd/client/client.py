@@ -511,7 +511,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], Generic[E]):
         Raises:
             NotMounted, ClientClosed: The partition is not a partition of this client, or the client is not open.
         """
-        return Position(self._active_client(partition).position)
+        return self._active_client(partition).position
 
     def append(
         self,

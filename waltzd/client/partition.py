@@ -365,11 +365,10 @@ class PartitionClient:
     # -- from the application
 
     @property
-    def position(self) -> int:
+    def position(self) -> Position:
         """Position that a transaction built now may rely on: that of the view, or without a view the end of the log as
-        far as it is known. It carries the timeline, unless that is the first one."""
-        id_ = self.mount.known if self._follower is None else self._follower.applied
-        return id_ if self.mount.timeline == FIRST else Position(id_, self.mount.timeline)
+        far as it is known."""
+        return Position(self.mount.known if self._follower is None else self._follower.applied, self.mount.timeline)
 
     @property
     def has_view(self) -> bool:
@@ -453,7 +452,7 @@ class PartitionClient:
         """Raise `OtherTimeline` if a position is on another timeline than the log. A plain integer is an id of the
         current log."""
         lineage = self.mount.lineage
-        if isinstance(position, Position) and lineage is not None:
+        if isinstance(position, Position) and lineage is not None and position.timeline != lineage.current:
             lineage.check(
                 position.timeline, position, what=what, partition=self.partition,
                 next_step="decide anew from what the log holds now: read the position again, before the view is read",

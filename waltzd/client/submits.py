@@ -176,7 +176,7 @@ class Submits:
         locks = [lock for command in commands for lock in command.locks]
         if not locks or not client.may_wait_for_view:
             return await decide()
-        turn, before = self._queues.setdefault(client.partition, LockQueue()).join(locks, Position(client.position))
+        turn, before = self._queues.setdefault(client.partition, LockQueue()).join(locks, client.position)
         try:
             if before:
                 await self._wait_for(client, before, deadline)
@@ -283,9 +283,8 @@ class Submits:
             positions: list[int] = []
             builders: list[Builder[Any]] = []
             for command in commands:
-                # With its timeline: during the build an operator may end the log, and the partition be activated again.
-                seen = Position(client.position, client.mount.timeline)
-                builder = builder_of(command, seen, self._serializer, self._partitions())
+                # During the build an operator may end the log, and the partition be activated again.
+                builder = builder_of(command, client.position, self._serializer, self._partitions())
                 if not _wants(command, await call(command.build, builder)):
                     token = _token(client, builder.position) if client.has_view else None
                     return Declined(builder._reason, token, client.partition)
@@ -404,12 +403,10 @@ def _token(client: PartitionClient, position: int) -> Token | None:
 
 
 def own_position(client: PartitionClient, position: int | None, locks: Sequence[Lock]) -> int | None:
-    """Return the position for the locks of the application; None if it gave no checked lock. That of the view has its
-    timeline, because keys are read before it is used."""
+    """Return the position for the locks of the application; None if it gave no checked lock."""
     if position is None and all(lock.mode is Mode.APPEND for lock in locks):
         return None
-    found = mark_of(client, position, locks)
-    return Position(found, client.mount.timeline) if position is None else found
+    return mark_of(client, position, locks)
 
 
 def mark_of(client: PartitionClient, position: int | None, locks: Sequence[Lock]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Coroutine
 from copy import copy, deepcopy
 from typing import Any
 from uuid import UUID
@@ -312,6 +313,36 @@ def test_an_append_with_a_key_keeps_the_timeline_of_its_call(monkeypatch: pytest
             await client.set_partitions([0])
             await client.wait_caught_up()
             answer.set()
+            with pytest.raises(OtherTimeline, match="stands at id 9"):
+                await appending
+            assert contents(partition)[6:] == [b"new"] * 4
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("call", ["append", "append_many"])
+def test_an_append_that_was_not_sent_keeps_the_timeline_of_its_call(call: str) -> None:
+    """Its position is that of the view at the call."""
+
+    async def story() -> None:
+        fake, view, locks = FakeCluster(), Listing(), [write_lock("account")]
+        partition = fake.partitions[0]
+        partition.write(*[b"old %d" % number for number in range(10)])
+        async with client_of(fake, view) as client:
+            await client.wait_caught_up()
+            if call == "append":
+                appending: Coroutine[Any, Any, object] = client.append(b"x", partition=0, locks=locks)
+            else:
+                appending = client.append_many([b"x"], partition=0, locks=[locks])
+            partition.fork(5)
+            async with client_of(fake) as other:
+                for _ in range(4):
+                    await other.append(b"new", partition=0, locks=locks, position=partition.committed)
+            await stopped(client)
+            await client.set_partitions([])
+            view.mend(partition.lineage)
+            await client.set_partitions([0])
+            await client.wait_caught_up()
             with pytest.raises(OtherTimeline, match="stands at id 9"):
                 await appending
             assert contents(partition)[6:] == [b"new"] * 4
