@@ -709,7 +709,12 @@ class Client(IterationMethods[E], ConsumerGroups[E], Generic[E]):
     def _keys_of(self, partition: int) -> Keys:
         timeline, known = self._clients[partition].mount.timeline, self._keys.get(partition)
         if known is None or known.timeline not in (None, timeline):  # keys of another timeline do not count
-            self._keys[partition] = Keys(partition, self._reader, seconds=self.settings.idempotency_seconds)
+            self._keys[partition] = Keys(
+                partition,
+                self._reader,
+                seconds=self.settings.idempotency_seconds,
+                wait_seconds=self.settings.submit_seconds,
+            )
         return self._keys[partition]
 
     def partition_of(self, key: Any) -> int:

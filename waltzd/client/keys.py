@@ -9,15 +9,17 @@ which the log keeps. A position up to `covered` may be named; the owner checks w
     begin ──── read by the client ──── covered ──── checked by the owner ──── end
               a key here is found              a key here is refused, with an id not below its own
 
-A refusal names an id, and the transaction that caused it is not above that id. So reading the log up to there finds the
-key, or shows that another lock was the cause. A key has two locks of 48 bits, because one alone could collide by chance.
+A refusal names the failed lock of the highest mark. So reading the log up to that mark finds the key, or shows that another
+lock was the cause. Then the log is read to its end: an owner that has forgotten the locks of the key names the lock that it
+knows, and the key may be above its mark. A key has two locks of 48 bits, because one alone could collide by chance.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import count as numbers
 from itertools import takewhile
 from typing import TypeAlias
@@ -74,12 +76,15 @@ def _key_of(transaction: Transaction) -> Hashes:
 class Keys:
     """Idempotency keys of one partition."""
 
-    def __init__(self, partition: int, reader: Reader, *, seconds: float) -> None:
-        """Create an empty index of keys; `seconds` is how long a key must be found."""
+    def __init__(self, partition: int, reader: Reader, *, seconds: float, wait_seconds: float) -> None:
+        """Create an empty index of keys; `seconds` is how long a key must be found, `wait_seconds` how long a caller
+        without a timeout waits for the reads of other callers."""
         self._partition = partition
         self._reader = reader
         self._window_us = int((seconds + SKEW_SECONDS) * 1e6)
-        self._has_begun = False
+        self._wait_seconds = wait_seconds
+        self._read_at: float | None = None
+        """Time of the event loop at which the log was read last; None before the first read."""
         self._covered = EMPTY
         self._found: dict[Hashes, tuple[int, int]] = {}
         """Id and time of each key, in the order of ids."""
@@ -93,21 +98,57 @@ class Keys:
 
     async def covered(self, timeout: float | None) -> Position:
         """Return a position that a transaction may name: all keys at or below it that are still valid are known."""
-        if not self._has_begun:
-            async with self._turn:
-                if not self._has_begun:
-                    oldest = max(0, now_us() - self._window_us)
-                    found = await self._reader.position_at(self._partition, oldest, timeout=timeout)
-                    self._covered, self.timeline, self._has_begun = int(found), found.timeline, True
+        if self._is_stale:
+            async with self._in_turn(timeout) as left:
+                if self._is_stale:
+                    await self._begin(left())
         return Position(self._covered, self.timeline)
+
+    @property
+    def _is_stale(self) -> bool:
+        """Return whether all keys that were found have expired. What follows `covered` may be days of the log then, or be
+        trimmed. A clock that is set does not count."""
+        return self._read_at is None or self._clock() - self._read_at > self._window_us / 1e6
+
+    @property
+    def _clock(self) -> Callable[[], float]:
+        return asyncio.get_running_loop().time
+
+    async def _begin(self, timeout: float | None) -> None:
+        oldest, now = max(0, now_us() - self._window_us), self._clock()
+        found = await self._reader.position_at(self._partition, oldest, timeout=timeout)
+        if found.timeline != self.timeline:
+            self._covered, self.timeline = EMPTY, found.timeline
+            self._found.clear()
+        self._covered, self._read_at = max(self._covered, int(found)), now
+
+    @asynccontextmanager
+    async def _in_turn(self, timeout: float | None) -> AsyncGenerator[Callable[[], float | None], None]:
+        """Wait for the reads of other callers, and keep them waiting; give a function that returns what is left of the
+        timeout."""
+        until = self._clock() + (self._wait_seconds if timeout is None else timeout)
+        try:
+            async with asyncio.timeout_at(until):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise CannotConnect(
+                f"other calls did not read the keys of partition {self._partition} in time; they are known up to id "
+                f"{self._covered}"
+            ) from None
+        try:
+            yield lambda: None if timeout is None else until - self._clock()
+        finally:
+            self._turn.release()
 
     async def find(self, key: Hashes, through: int, timeout: float | None) -> int | None:
         """Return the id of the transaction with this key, if the log has one up to `through`. Raise `BeyondLog` if
         `through` is not committed."""
-        if await self.covered(timeout) < through:
-            async with self._turn:
+        if self._is_stale or self._covered < through:
+            async with self._in_turn(timeout) as left:
+                if self._is_stale:
+                    await self._begin(left())
                 while self._covered < through:
-                    await self._read_up_to(through, timeout)
+                    await self._read_up_to(through, left())
         return self._found.get(key, (None, 0))[0]
 
     async def _read_up_to(self, through: int, timeout: float | None) -> None:
@@ -115,8 +156,9 @@ class Keys:
         found = await self._read(self._covered, last, timeout)
         for transaction in found:
             if key := _key_of(transaction):
-                self._found.setdefault(key, (transaction.id, transaction.time_us or 0))
-        self._covered = found[-1].id
+                self._found.pop(key, None)  # it has expired, and was used again
+                self._found[key] = transaction.id, transaction.time_us or 0
+        self._covered, self._read_at = found[-1].id, self._clock()
         expired = (found[-1].time_us or 0) - self._window_us
         for key in list(takewhile(lambda key: self._found[key][1] < expired, self._found)):
             del self._found[key]
@@ -132,13 +174,16 @@ class Keys:
         )
 
     async def explain(self, key: Hashes, rejected: Rejected, timeout: float | None) -> int | None:
-        """Return the id of the transaction with this key, if it caused the rejection. Raise `BeyondLog` if that is not
+        """Return the id of the transaction with this key, if the log has one. Raise `BeyondLog` if that is not
         decided."""
+        end = EMPTY
         if rejected.reason in (Reason.CONFLICT, Reason.IN_FLIGHT):  # usually the key itself caused it
             (there,) = await self._read(rejected.conflict_id - 1, rejected.conflict_id, timeout)
             if _key_of(there) == key:
                 return there.id
-        return await self.find(key, rejected.conflict_id, timeout)
+            # An owner that has forgotten the key names a lock that it knows, and the key may be above that.
+            end = await self._reader.end_position(self._partition, timeout=timeout)
+        return await self.find(key, max(rejected.conflict_id, end), timeout)
 
     async def append(
         self,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from tests.tiers import tiers
-from tests.unit.fake_server import FakeCluster
+from tests.unit.fake_server import FakeCluster, FakeServer
 from tests.unit.timeless import run
 from tests.unit.waltzd.client.test_client import SETTINGS, Increment, View, until, with_client
 from waltzd import Builder, Lock
@@ -21,7 +22,8 @@ from waltzd.client import keys
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.errors import BadArgument, CannotConnect, NeedsBatches, NotSent
+from waltzd.errors import BadArgument, CannotConnect, NeedsBatches, NotSent, Trimmed
+from waltzd.format.record import Run
 from waltzd.protocol.locks import (
     Committed,
     Declined,
@@ -227,6 +229,97 @@ def test_a_key_holds_for_its_time_and_is_forgotten_then(monkeypatch: pytest.Monk
                 assert await client.append(b"x", partition=0, idempotency_key="k") == Committed(expected)
 
     run(work())
+
+
+def test_a_key_that_was_used_again_after_its_time_holds_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ClientSettings(idempotency_seconds=100, submit_seconds=20)
+
+    async def work() -> None:
+        fake = batches()
+        async with opened(fake, settings=settings) as client:
+            assert await client.append(b"x", partition=0, idempotency_key="k") == Committed(0)
+            fake.now += 161_000_000
+            monkeypatch.setattr(keys, "now_us", lambda: fake.now)
+            async with opened(fake, settings=settings) as other:
+                assert await other.append(b"y", partition=0, idempotency_key="k") == Committed(1)
+            assert await client.append(b"z", partition=0, position=1, idempotency_key="l") == Committed(2)
+            assert await client.append(b"y", partition=0, idempotency_key="k") == Committed(1)
+
+    run(work())
+
+
+def test_a_key_behind_the_first_part_that_is_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "READ_MAX", 3)
+
+    async def work() -> None:
+        fake = batches()
+        fake.partitions[0].write(*[b"x"] * 4)
+        async with opened(fake) as client:
+            first = await client.append(b"y", partition=0, idempotency_key="k")
+        fake.partitions[0].write(*[b"z"] * 4)
+        fake.partitions[0].end_session()
+        async with opened(fake) as client:
+            assert first == await client.append(b"y", partition=0, idempotency_key="k") == Committed(4)
+
+    run(work())
+
+
+def test_a_key_above_the_lock_that_the_owner_names_is_found() -> None:
+    """An owner that has forgotten the key names a lock that it knows exactly."""
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        partition, lock = fake.partitions[0], write_lock("stock").hash
+        partition.write(b"0")
+        assert await client.append(b"1", partition=0, locks=[write_lock("stock")], position=0) == Committed(1)
+        first = await client.append(b"2", partition=0, locks=[read_lock("stock")], position=1, idempotency_key="k")
+        assert first == Committed(2)
+        partition._refusal = lambda mark, locks: (Reason.CONFLICT, 1, lock) if mark < 2 else None  # type: ignore[method-assign]
+        for key, expected in (("k", first), ("l", Rejected(Reason.CONFLICT, 1, lock))):
+            outcome = await client.append(b"2", partition=0, locks=[read_lock("stock")], position=0, idempotency_key=key)
+            assert outcome == expected
+
+    with_client(test, cluster=batches())
+
+
+def test_a_client_that_was_idle_reads_the_time_of_keys_and_not_what_is_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        fake = batches()
+        partition, fetch, fetched = fake.partitions[0], FakeServer.fetch, list[int]()
+
+        async def trimmed(
+            port: FakeServer, number: int, first_id: int, *more: Any, **options: Any
+        ) -> AsyncGenerator[Run, None]:
+            if first_id < 5:
+                raise Trimmed(f"id {first_id} is trimmed")
+            fetched.append(first_id)
+            async for found in fetch(port, number, first_id, *more, **options):
+                yield found
+
+        async with opened(fake) as client:
+            assert await client.append(b"x", partition=0, idempotency_key="k") == Committed(0)
+            partition.write(*[b"older"] * 9)
+            await asyncio.sleep(700)
+            fake.now += 700_000_000
+            monkeypatch.setattr(keys, "now_us", lambda: fake.now)
+            partition.write(*[b"new"] * 10)
+            monkeypatch.setattr(FakeServer, "fetch", trimmed)
+            assert await client.append(b"y", partition=0, position=19, idempotency_key="l") == Committed(20)
+            assert await client.append(b"y", partition=0, idempotency_key="l") == Committed(20)
+        assert min(fetched) == 10
+
+    run(work())
+
+
+def test_callers_that_wait_for_the_reads_of_others_keep_their_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: Client, fake: FakeCluster) -> None:
+        await client.append(b"x", partition=0)
+        monkeypatch.setattr(FakeServer, "find_time", lambda port, partition, time: asyncio.sleep(1000))
+        calls = [client.append(b"y", partition=0, idempotency_key=f"{number}", timeout=5) for number in range(5)]
+        async with asyncio.timeout(6):
+            told = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in told] == [CannotConnect] * 5
+
+    with_client(test, cluster=batches())
 
 
 def test_what_makes_no_sense_as_a_key() -> None:
