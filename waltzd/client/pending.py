@@ -25,7 +25,7 @@ from waltzd.errors import NeedsBatches, TooLarge, WaltzError
 from waltzd.errors.operations import BadFrame
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import OVERHEAD_BYTES
-from waltzd.protocol.batches import U8, U64, AppendBatch, Limits, SingleAppend
+from waltzd.protocol.batches import GROUPS_BYTES_MAX, U8, U64, AppendBatch, Limits, SingleAppend
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Reason, Rejected, Unknown
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST
@@ -355,8 +355,10 @@ def why_refused(request: AnyRequest, limits: Limits, format: int) -> WaltzError 
         return None
     if format == 0:
         return NeedsBatches(f"an atomic append of {request.rows} transactions needs format 1; the partition has format 0")
+    what = f"an atomic append of {request.rows} transactions has {request.bytes} bytes"
+    if request.bytes > GROUPS_BYTES_MAX:
+        return TooLarge(f"{what}; {GROUPS_BYTES_MAX} are allowed", next_step="send less")
     if request.bytes > limits.frame_bytes_max:
-        what = f"an atomic append of {request.rows} transactions has {request.bytes} bytes"
         return _too_large(what, "frame_bytes_max", limits.frame_bytes_max)
     return None
 

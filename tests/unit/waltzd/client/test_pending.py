@@ -25,10 +25,19 @@ from tests.unit.waltzd.client.test_mount import (
     told,
 )
 from waltzd.client.mount import Mount, MountState
-from waltzd.client.pending import AtomicRequest, BatchRequest, Request
+from waltzd.client.pending import AtomicRequest, BatchRequest, Request, why_refused
 from waltzd.errors import NeedsBatches, NotSent, TooLarge
 from waltzd.errors.operations import BadFrame
-from waltzd.protocol.batches import SEQUENCE_MAX, AppendBatch, Committals, FeedMode, Mounted, Registration
+from waltzd.protocol.batches import (
+    GROUPS_BYTES_MAX,
+    SEQUENCE_MAX,
+    AppendBatch,
+    Committals,
+    FeedMode,
+    Limits,
+    Mounted,
+    Registration,
+)
 from waltzd.protocol.locks import AppendOutcome, Committed, Reason, Rejected, Unknown, write_lock
 
 
@@ -308,3 +317,10 @@ def test_outcomes_belong_to_their_numbers_in_whatever_order_they_come(order: tup
     assert [told(entry) for entry in entries] == [Committed(10), Committed(11), Committed(12)]
     with pytest.raises(BadFrame, match="not waiting"):
         made.committed(Committals(np.array([first]), np.array([13])))
+
+
+def test_a_group_that_no_server_takes_is_not_sent_whatever_the_limits_are() -> None:
+    limits = Limits(payload_bytes_max=8 << 20, locks_max=1, frame_bytes_max=64 << 20)
+    size = GROUPS_BYTES_MAX // 8
+    assert why_refused(group(7, size), limits, 1) is None
+    assert isinstance(why_refused(group(8, size), limits, 1), TooLarge)
