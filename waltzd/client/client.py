@@ -386,7 +386,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], Generic[E]):
 
         `command.build` reads the current view. If a lock fails, the client waits until the view has applied the
         conflicting transaction, and calls `build` again; also if a fail-over lost the transaction. A client without a
-        view has nothing to wait for: a failed lock is the outcome.
+        view has nothing to wait for, and a call of the view cannot wait for it: a failed lock is the outcome.
 
         Commands that declare the same write lock (`Command.locks`) wait for each other in the order of their calls: the
         functions of a command must not wait for the `submit` of another one with the same lock.

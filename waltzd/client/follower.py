@@ -61,6 +61,12 @@ async def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
+def is_in_view() -> bool:
+    """Return whether a view of any partition waits for the running code."""
+    inside = _INSIDE.get()
+    return inside is not None and inside[0].is_called_from_here
+
+
 def shielded(call: Call) -> Call:
     """Return `call` for a task that must outlive the tasks of the application: a cancelled task of the application is a
     failure like any other, and does not cancel the caller."""

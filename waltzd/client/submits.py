@@ -255,7 +255,7 @@ class Submits:
             if outcome.reason is not Reason.NOT_IN_LOG:
                 for command in commands:
                     await notify(client.partition, call, command.on_lock_failure, outcome)
-                if not client.has_view:
+                if not client.may_wait_for_view:
                     return outcome
             if attempt >= self._settings.attempts_max or (deadline is not None and clock() >= deadline):
                 return outcome

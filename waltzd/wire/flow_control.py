@@ -72,6 +72,10 @@ class Budget:
         self._add(size)
         return True
 
+    def take_always(self, size: int) -> None:
+        """Take bytes that may not fit, for a taker that others wait for."""
+        self._add(size)
+
     def give(self, size: int) -> None:
         assert size <= self.used
         self._add(-size)

@@ -112,6 +112,27 @@ def test_what_the_view_submits_itself_does_not_wait_for_the_view() -> None:
     with_client(test, view=view)
 
 
+def test_a_conflict_in_a_call_of_the_view_is_the_outcome() -> None:
+    class Counts(View):
+        client: Client
+
+        async def apply(self, transaction: Transaction) -> None:
+            if transaction.id == 0:
+                self.outcome = await asyncio.wait_for(self.client.submit(Increment(self)), 10)
+            await super().apply(transaction)
+
+    view = Counts()
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        view.client = client
+        fake.partitions[0].marks[write_lock("counter").hash] = 1
+        fake.partitions[0].write(b"1", b"2")
+        await until(lambda: len(view.payloads()) == 2)
+        assert isinstance(view.outcome, Rejected)
+
+    with_client(test, view=view)
+
+
 def test_without_a_view_there_is_nothing_to_wait_for() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         for wait in (
@@ -620,3 +641,33 @@ async def test_who_waits_for_a_place_gets_that_of_a_command_that_was_told_last(
     assert first.applied == []
     assert await client.append(b"next", partition=0, timeout=5) == Committed(2)
     await until(lambda: (first.applied, second.applied) == ([0], [1]))
+
+
+def test_a_call_of_the_view_waits_for_no_place_of_a_command_that_waits_for_the_view() -> None:
+    class Deposit(Command):
+        key = "account"
+
+        def build(self, builder: Builder) -> bool:
+            builder.payload = b"deposit"
+            return True
+
+        def on_applied(self, id: int) -> None:
+            applied.append(id)
+
+    class Replies(View):
+        client: Client
+
+        async def apply(self, transaction: Transaction) -> None:
+            if transaction.payload == b"deposit":
+                await asyncio.wait_for(self.client.append(b"reply", partition=0), 10)
+            await super().apply(transaction)
+
+    view, applied = Replies(), list[int]()
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        view.client = client
+        await client.submit(Deposit())
+        await until(lambda: view.payloads() == [b"deposit", b"reply"] and applied == [0])
+        assert not client.has_pending
+
+    with_client(test, view=view, settings=ClientSettings(pending_max=1, submit_seconds=20))
