@@ -701,10 +701,11 @@ class Client(IterationMethods[E], ConsumerGroups[E], Generic[E]):
         def send(at: int) -> Coroutine[Any, Any, AppendOutcome]:
             return client.send(count, at, make(at), deadline)
 
-        await client.ready_epoch(deadline)  # keys belong to a timeline, which the mount reports
-        if position is not None and position > client.mount.known:
-            await client.prove(position, deadline)
-        return await self._keys_of(client.partition).append(hashes_of(own), position, count, send, deadline)
+        with self._submits.counted():
+            await client.ready_epoch(deadline)  # keys belong to a timeline, which the mount reports
+            if position is not None and position > client.mount.known:
+                await client.prove(position, deadline)
+            return await self._keys_of(client.partition).append(hashes_of(own), position, count, send, deadline)
 
     def _keys_of(self, partition: int) -> Keys:
         timeline, known = self._clients[partition].mount.timeline, self._keys.get(partition)
@@ -765,7 +766,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], Generic[E]):
     @property
     def has_pending(self) -> bool:
         """True while something that was submitted has no outcome."""
-        return bool(self._submits.under_way) or any(self._clients[partition].outbox.rows for partition in self._active)
+        return bool(self._submits.under_way) or any(self._clients[partition].has_pending for partition in self._active)
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was submitted before this call has an outcome.
@@ -780,12 +781,12 @@ class Client(IterationMethods[E], ConsumerGroups[E], Generic[E]):
         if not self.has_pending:
             return
         limit = self.settings.submit_seconds if timeout is None else timeout
-        waits = [self._clients[partition].drained() for partition in self._active]
+        waits = [self._clients[partition].flushed() for partition in self._active]
         try:
             async with asyncio.timeout(limit):
                 await asyncio.gather(*waits, *[asyncio.shield(done) for done in self._submits.under_way])
         except TimeoutError:
-            undecided = [partition for partition in self._active if self._clients[partition].outbox.rows]
+            undecided = [partition for partition in self._active if self._clients[partition].has_pending]
             raise CannotConnect(
                 f"after {limit:g} seconds, transactions of partitions {some(undecided)} are undecided"
             ) from None

@@ -191,6 +191,8 @@ class PartitionClient:
         """Event loop of the last activation."""
         self._alarm: asyncio.TimerHandle | None = None
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
+        self._entering: dict[asyncio.Future[None], None] = {}
+        """Calls that wait for a place, or for proof of their position."""
         self._trouble: WaltzError | None = None
         """Error that lost the last link; None once the next link is ready."""
         self._end = SharedQuestion(self._ask_end)
@@ -442,15 +444,25 @@ class PartitionClient:
         deadline: float | None = None,
     ) -> T:
         """Wait for a place, add the request that `make` makes, and return its outcome."""
-        if position > self.mount.known:
-            await self.prove(position, deadline)
-        await self.enter(rows, deadline)
+        if position > self.mount.known or not self._budget.take_now(rows):
+            await self._wait_for_place(rows, position, deadline)
         try:
             self.check_timeline(position)
             waiter = self.add(make, position, deadline=deadline)
         finally:
             self.leave(rows)
         return await waiter
+
+    async def _wait_for_place(self, rows: int, position: int, deadline: float | None) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._entering[done] = None
+        try:
+            if position > self.mount.known:
+                await self.prove(position, deadline)
+            await self.enter(rows, deadline)
+        finally:
+            del self._entering[done]
+            done.set_result(None)
 
     def check_timeline(self, position: int, what: str = "the position of a transaction") -> None:
         """Raise `OtherTimeline` if a position is on another timeline than the log. A plain integer is an id of the
@@ -470,6 +482,17 @@ class PartitionClient:
                 "this client belongs to another event loop: use it there (`asyncio.run_coroutine_threadsafe`), or use a "
                 "BlockingClient, which any thread may call"
             )
+
+    @property
+    def has_pending(self) -> bool:
+        """Return whether something that was submitted has no outcome."""
+        return bool(self.outbox.rows or self._entering)
+
+    async def flushed(self) -> None:
+        """Wait until everything that was submitted before this call has an outcome."""
+        if self._entering:
+            await asyncio.wait(list(self._entering))
+        await self.drained()
 
     async def drained(self) -> None:
         """Wait until everything that was added before this call has an outcome."""

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -113,7 +113,7 @@ class Submits:
         self._partitions = partitions
         self._serializer = serializer
         self.under_way: dict[asyncio.Future[None], None] = {}
-        """Submits without an outcome, also between two attempts; `flush` waits for them."""
+        """Submits and appends with a key that have no outcome, also between two attempts; `flush` waits for them."""
         self._queues: dict[int, LockQueue] = {}
         self._notifying: dict[asyncio.Task[None], None] = {}
         self._count = 0
@@ -139,9 +139,7 @@ class Submits:
         clock = asyncio.get_running_loop().time
         deadline = deadline_of(timeout)
         self._count += 1
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.under_way[done] = None
-        try:
+        with self.counted():
             is_fresh = fresh or (fresh is None and client.is_cold)
             if is_fresh:
                 await self._catch_up(client, deadline)
@@ -151,9 +149,6 @@ class Submits:
             outcome = await self._in_turn(client, commands, deadline, decide)
             if once is not None:
                 outcome = await self._looked_up(client, once, outcome, len(commands), deadline)
-        finally:
-            del self.under_way[done]
-            done.set_result(None)
         await self._notify(client, list(enumerate(commands)), call, later, outcome)
         if wait == "applied" and isinstance(outcome, Committed):
             seconds = self._settings.submit_seconds if deadline is None else max(0.0, deadline - clock())
@@ -163,6 +158,17 @@ class Submits:
                 return outcome
             return replace(outcome, is_applied=True)
         return outcome
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a call as under way for as long as the context lasts."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.under_way[done] = None
+        try:
+            yield
+        finally:
+            del self.under_way[done]
+            done.set_result(None)
 
     async def _in_turn(
         self,

@@ -34,6 +34,7 @@ from waltzd.errors import (
 )
 from waltzd.protocol.batches import SEQUENCE_MAX, FeedMode
 from waltzd.protocol.locks import Committed, Declined, Lock, Reason, Rejected, Unknown, append_lock, read_lock, write_lock
+from waltzd.protocol.positions import Position
 
 
 class View:
@@ -1144,6 +1145,40 @@ async def test_flush_waits_for_all_that_was_submitted_before(client: Client, fak
     assert all(task.done() for task in tasks)
     assert not client.has_pending
     await client.flush()
+
+
+@told(with_client, given=2, settings=ClientSettings(pending_max=2, submit_seconds=20))
+async def test_flush_waits_for_what_waits_for_a_place(client: Client, fake: FakeCluster) -> None:
+    partition = fake.partitions[0]
+    partition.is_holding = True
+    tasks = [asyncio.create_task(client.append(b"x", partition=0)) for _ in range(5)]
+    await until(lambda: partition.log)
+    partition.is_holding = False
+    partition.commit()
+    await client.flush()
+    assert all(task.done() for task in tasks)
+    assert not client.has_pending
+
+
+def test_flush_waits_for_an_append_that_reads_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: Client, fake: FakeCluster) -> None:
+        may_answer, find_time = asyncio.Event(), FakeServer.find_time
+
+        async def slow(port: FakeServer, partition: int, time: int) -> Position:
+            await may_answer.wait()
+            return await find_time(port, partition, time)
+
+        monkeypatch.setattr(FakeServer, "find_time", slow)
+        appending = asyncio.create_task(client.append(b"x", partition=0, idempotency_key="k"))
+        await until(lambda: client.has_pending)
+        flush = asyncio.create_task(client.flush())
+        await asyncio.sleep(1)
+        assert not flush.done()
+        may_answer.set()
+        await flush
+        assert appending.done()
+
+    with_client(test, cluster=FakeCluster(format=1))
 
 
 def test_taking_a_partition_away_may_be_given_up_and_it_may_come_back() -> None:
