@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from waltzd.client.view import Builder
 from waltzd.errors import NeedsBatches, TooLarge, WaltzError
 from waltzd.errors.operations import BadFrame
+from waltzd.format.batch import GROUPS_BYTES_MAX
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import OVERHEAD_BYTES
-from waltzd.protocol.batches import GROUPS_BYTES_MAX, U8, U64, AppendBatch, Limits, SingleAppend
+from waltzd.protocol.batches import U8, U64, AppendBatch, Limits, SingleAppend
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Reason, Rejected, Unknown
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST

@@ -267,11 +267,6 @@ class SingleAppend(AppendBatch):
         self._check(limits, (self.mark,) * 3, (size,) * 3, (locks,) * 3, modes)
 
 
-GROUPS_BYTES_MAX = 8 << 20
-"""Bytes of a client's message with groups, whatever other limits allow: it cannot be cut, and every storage must accept
-it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """The limits of a server, which each client gets when it mounts."""

@@ -46,15 +46,7 @@ from waltzd.format.checksum import I64
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import GROUP_SEGMENT_BYTES
 from waltzd.format.record import Run
-from waltzd.protocol.batches import (
-    GROUPS_BYTES_MAX,
-    AppendBatch,
-    Committals,
-    Limits,
-    Refusals,
-    ServerFrame,
-    SingleCommittal,
-)
+from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame, SingleCommittal
 from waltzd.protocol.descriptions import PartitionStatistics
 from waltzd.protocol.histogram import Durations, Histogram
 from waltzd.protocol.locks import MARKED_MAX, LockExplanation, MarkedPage, MarkedQuery, Reason

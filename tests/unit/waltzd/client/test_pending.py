@@ -28,8 +28,8 @@ from waltzd.client.mount import Mount, MountState
 from waltzd.client.pending import AtomicRequest, BatchRequest, Request, why_refused
 from waltzd.errors import NeedsBatches, NotSent, TooLarge
 from waltzd.errors.operations import BadFrame
+from waltzd.format.batch import GROUPS_BYTES_MAX
 from waltzd.protocol.batches import (
-    GROUPS_BYTES_MAX,
     SEQUENCE_MAX,
     AppendBatch,
     Committals,

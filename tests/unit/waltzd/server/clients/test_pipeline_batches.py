@@ -15,7 +15,7 @@ from waltzd.errors import NeedsBatches, NotReady, TooLarge
 from waltzd.errors.operations import ClockAhead, SessionEnded
 from waltzd.format.batch import GROUPS_BYTES_MAX, End, why_wrong
 from waltzd.format.record import LockColumns
-from waltzd.protocol.batches import GROUPS_BYTES_MAX, Committals, Feed, FeedMode, HeadFeed
+from waltzd.protocol.batches import Committals, Feed, FeedMode, HeadFeed
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
 from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX
