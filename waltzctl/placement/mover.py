@@ -10,7 +10,7 @@ command if no move is saved.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -127,7 +127,8 @@ async def carry_out(
     cleared: dict[str, list[int]] = {}
     if move_plan.goals:
         report("removing replicas that are no longer assigned")
-        cleared = await mover.clear(move_plan.goals, delete_files=move_plan.deletes_files)
+        deletes_on = move_plan.leaver if move_plan.deletes_files else None
+        cleared = await mover.clear(move_plan.goals, moved=move_plan.changed, deletes_on=deletes_on)
     if move_plan.leaver is not None:
         await take_out(cluster, move_plan.leaver)
     return cleared
@@ -325,18 +326,25 @@ class Mover:
         meta, _ = await self._cluster.partition(number)
         return number, replica_moves.partition_move(found, number, goal, sets.partitions.get(number, {}), meta)
 
-    async def clear(self, goals: Goals, *, delete_files: bool) -> dict[str, list[int]]:
+    async def clear(self, goals: Goals, *, moved: Collection[int], deletes_on: str | None) -> dict[str, list[int]]:
         """Remove the files of these partitions from storages that are no longer assigned any of them; return storage →
-        numbers. Files are set aside unless they are to be deleted. A storage that does not answer keeps them."""
+        numbers. Files are set aside, and deleted only on the storage `deletes_on`. A storage that does not answer keeps
+        them. So does a storage with data of a partition that takes no transactions and is not one of `moved`, which have
+        just arrived: its replicas may be lost, and the forgotten one be needed."""
         found = await self._daemons.take_snapshot(self._cluster)
         cleared: dict[str, list[int]] = {}
         for storage in found.storages:
             name = storage.meta.name
             there = {held.partition for held in storage.reported.assigned} if storage.reported is not None else set()
-            orphans = await self._orphans(storage, sorted(there & goals.keys()))
+            needed = {
+                number
+                for number in there & goals.keys() - moved
+                if not found.partitions[number].is_open and replica_moves.holds_anything(storage, number)
+            }
+            orphans = await self._orphans(storage, sorted(there & goals.keys() - needed))
             if orphans:
                 async with self._daemons.admin(found.meta.key, storage.meta) as admin:
-                    refusals = await admin.remove_partitions(orphans, delete_files=delete_files)
+                    refusals = await admin.remove_partitions(orphans, delete_files=name == deletes_on)
                 done = [number for number, refusal in refusals.items() if refusal is None]
                 cleared |= {name: done} if done else {}
         return cleared

@@ -305,26 +305,65 @@ def test_what_a_storage_holds_is_not_cleared_while_the_document_is_gone(
     meta: PartitionMeta | None, last_id: int, session: int
 ) -> None:
     """It would say whether that storage has a vote. One that went back, behind a move, does not say that either."""
-    removed: list[tuple[str, tuple[int, ...]]] = []
+
+    async def clear() -> list[Removed]:
+        cluster, _ = await cluster_of("b", "ab")
+        if meta is not None:
+            await cluster.save_partition(0, meta, NO_VERSION)
+        forgotten = storage("a", assigned=(held(0, last_id=last_id, session=session),))
+        return await cleared(cluster, snapshot(None, forgotten), goals={0: ("b",)}, moved=[0])
+
+    is_needed = last_id >= 0 if meta is None else session > 4
+    assert asyncio.run(clear()) == ([] if is_needed else [("a", (0,), False)])
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("moved", [(), (0,)])
+@pytest.mark.parametrize("last_id", [-1, 9])
+def test_a_forgotten_replica_stays_while_its_partition_takes_no_transactions(
+    last_id: int, moved: Sequence[int], is_open: bool
+) -> None:
+    """Another partition has moved. The replicas of this one are lost, and a rescue would count the forgotten one."""
+
+    async def clear() -> list[Removed]:
+        cluster, _ = await cluster_of("b", "ab")
+        await cluster.save_partition(0, PartitionMeta(generation=1, session=4, opened=4, members=("b",)), NO_VERSION)
+        owner = said({"b": ("LIVE", 9, True)}) if is_open else None
+        forgotten = storage("a", assigned=(held(0, last_id=last_id),))
+        return await cleared(cluster, snapshot(owner, forgotten, storage("b")), goals={0: ("b",)}, moved=moved)
+
+    is_needed = not (is_open or moved or last_id < 0)
+    assert asyncio.run(clear()) == ([] if is_needed else [("a", (0,), False)])
+
+
+def test_files_are_deleted_only_on_the_storage_that_is_removed() -> None:
+    async def clear() -> list[Removed]:
+        cluster, _ = await cluster_of("b", "abc")
+        await cluster.save_partition(0, PartitionMeta(generation=1, session=4, opened=4, members=("b",)), NO_VERSION)
+        found = snapshot(said({"b": ("LIVE", 9, True)}), *(storage(name, assigned=(held(0),)) for name in "abc"))
+        return await cleared(cluster, found, goals={0: ("b",)}, moved=[0], deletes_on="c")
+
+    assert asyncio.run(clear()) == [("a", (0,), False), ("c", (0,), True)]
+
+
+Removed = tuple[str, tuple[int, ...], bool]
+"""Storage, partitions, and whether the files were deleted."""
+
+
+async def cleared(cluster: Cluster, found: ClusterSnapshot, *, deletes_on: str | None = None, **clear: Any) -> list[Removed]:
+    removed: list[Removed] = []
 
     class Calm(Daemons):
         async def take_snapshot(self, _cluster: Cluster) -> ClusterSnapshot:
-            return snapshot(None, storage("a", assigned=(held(0, last_id=last_id, session=session),)))
+            return found
 
         @asynccontextmanager
         async def admin(self, _key: UUID, storage: StorageMeta) -> AsyncIterator[Any]:
-            async def remove_partitions(numbers: Sequence[int], **how: Any) -> dict[int, None]:
-                removed.append((storage.name, tuple(numbers)))
+            async def remove_partitions(numbers: Sequence[int], *, delete_files: bool) -> dict[int, None]:
+                removed.append((storage.name, tuple(numbers), delete_files))
                 return dict.fromkeys(numbers)
 
             yield SimpleNamespace(remove_partitions=remove_partitions)
 
-    async def clear() -> None:
-        cluster, _ = await cluster_of("b", "ab")
-        if meta is not None:
-            await cluster.save_partition(0, meta, NO_VERSION)
-        await Mover(cluster, Calm(None), unreported, Throttle(cluster, None)).clear({0: ("b",)}, delete_files=False)
-
-    asyncio.run(clear())
-    is_needed = last_id >= 0 if meta is None else session > 4
-    assert removed == ([] if is_needed else [("a", (0,))])
+    await Mover(cluster, Calm(None), unreported, Throttle(cluster, None)).clear(deletes_on=deletes_on, **clear)
+    return removed
