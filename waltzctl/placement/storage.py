@@ -33,7 +33,7 @@ from waltzctl.placement import creation
 from waltzctl.placement.creation import check_formats, check_group, reach_replicas, storage_of
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.mover import MoveOptions, Moving, Throttle, Wish, perform_moves, placement_state
-from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
+from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState, holds_anything
 from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions
 from waltzctl.shell.cluster_target import (
     ClusterOptions,
@@ -878,10 +878,11 @@ def _left(now: PlacementState, name: str, chosen: Sequence[int], metas: Metas) -
     margins = list[Effect]()
     for number in chosen:
         meta = metas[number]
-        if meta is None or (meta.opened == 0 and meta.decision is None):
+        was_opened = meta is not None and (meta.opened > 0 or meta.decision is not None)
+        if not (was_opened or holds_anything(now.found.storage(name), number)):  # else its document is lost
             continue  # it never had a session
         roles: Mapping[str, Membership] = now.roles(number)
-        if name not in roles and name in meta.members:  # it still has a vote
+        if meta is not None and name not in roles and name in meta.members:  # it still has a vote
             roles = dict.fromkeys(meta.members, Membership.MEMBER)
         margins.append(without(number, roles, now.found.level(number), silent=[name]))
     return margins

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.snapshots import STORAGES, partition, placement_state, silent, storage, well
+from tests.unit.snapshots import STORAGES, held, partition, placement_state, silent, storage, well
 from waltzctl.placement.replica_moves import PlacementState
 from waltzctl.placement.storage import KEPT_MS, cleaning, switching, tidying
 from waltzctl.shell.safety import Danger, Plan
@@ -17,6 +17,7 @@ from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import SetAside
 
 OPENED = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)
+NEVER_OPENED = PartitionMeta(generation=1, session=1)
 
 
 def now(found: ClusterSnapshot, roles: Sequence[str] = STORAGES) -> PlacementState:
@@ -62,10 +63,26 @@ def test_what_was_set_aside_today_wants_a_name(kept_ms: int, wanted: Danger) -> 
 
 
 def test_before_the_first_session_there_is_nothing_to_lose() -> None:
-    closed = tuple(partition(number, reported=None) for number in range(4))
-    for meta in (None, PartitionMeta(generation=1, session=1)):
-        plan = taken(now(well(partitions=closed), ("s2", "s3")), meta)
+    for meta in (None, NEVER_OPENED):
+        plan = taken(now(closed(last_id=-1), ("s2", "s3")), meta)
         assert (plan.refusals, plan.margins, plan.danger) == ([], (), Danger.ASK)
+
+
+@pytest.mark.parametrize("meta", [None, NEVER_OPENED])
+def test_a_replica_with_data_shows_that_its_document_is_lost(meta: PartitionMeta | None) -> None:
+    """It was deleted, or went back to before the first session: nobody knows who has a vote."""
+    plan = taken(now(closed(last_id=9), ("s2", "s3")), meta)
+    assert len(plan.refusals) == 4, plan
+    assert "without s1, whose replica may be needed" in plan.refusals[0]
+
+
+def closed(*, last_id: int) -> ClusterSnapshot:
+    """Return a cluster without owners whose replicas hold ids up to `last_id`."""
+    replicas = tuple(held(number, last_id=last_id) for number in range(4))
+    return well(
+        partitions=tuple(partition(number, reported=None) for number in range(4)),
+        storages=tuple(storage(name, assigned=replicas) for name in STORAGES),
+    )
 
 
 def test_a_storage_that_does_not_answer_is_not_cleared() -> None:
@@ -75,6 +92,5 @@ def test_a_storage_that_does_not_answer_is_not_cleared() -> None:
 
 
 def test_online_is_never_refused() -> None:
-    closed = now(well(partitions=tuple(partition(number, reported=None) for number in range(4))))
-    assert switching(closed, "s1", [0], is_online=True).refusals == []
+    assert switching(now(closed(last_id=9)), "s1", [0], is_online=True).refusals == []
     assert switching(now(well()), "s1", [0, 2], is_online=False).danger is Danger.TYPED
