@@ -61,6 +61,8 @@ class Scene:
     """Session that the answering storages have promised for this rescue; None before they are fenced."""
     archived: Mapping[str, int] = field(default_factory=dict)
     """Storage → id up to which its archive proves the log of the timeline that ends, on the timeline of its replica."""
+    unread_archives: Mapping[str, str] = field(default_factory=dict)
+    """Storage → reason why it could not read its archive; empty if another storage could."""
 
     @property
     def begun(self) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 from uuid import UUID, uuid4
@@ -60,7 +59,7 @@ def rescue(
     first start every storage that can be started.
 
     The log ends at the last id that an answering replica is proven to hold. If the archive proves more, its transactions
-    are restored first.
+    are restored first. If it cannot be read, the command is refused.
 
     The plan shows the replica of each answering storage and how much of it is proven, the id behind which the log
     continues, and what is given up. The command is refused if the partition takes transactions, or if its owner can open it
@@ -118,6 +117,11 @@ def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
             against.append(f"the owner of partition {number} can open it without a rescue: {scene.by_itself}")
         if scene.refusal:
             against.append(scene.refusal)
+        for name, why in list(scene.unread_archives.items())[:1]:
+            against.append(
+                f"the archive of partition {number} may prove more, and cannot be read by {name} ({why}); --without-archive "
+                "gives up what only the archive has"
+            )
     return Plan(verb=VERB, subject=subject, steps=tuple(steps), danger=Danger.TYPED, unsafe=tuple(against))
 
 
@@ -129,7 +133,9 @@ async def read_scene(cluster: Cluster, found: ClusterSnapshot, number: int) -> t
     if node is not None:
         try:
             meta = decode(PartitionMeta, node.data, path)
-        except BadMetadata:
+        except BadMetadata as error:
+            if "schema" in error.facts:  # a newer version wrote it
+                raise
             meta = None  # it is replaced by the reports of the storages
     view, reported = found.partitions[number], statement(found.storages, number)
     scene = Scene(
@@ -182,14 +188,16 @@ async def carry_out(
 async def with_archive(daemons: Daemons, scene: Scene, found: ClusterSnapshot) -> Scene:
     """Return the scene completed by what the archive proves, as reported by each storage that answers and has an
     archive."""
-    proven = dict[str, int]()
+    proven, unread = dict[str, int](), dict[str, str]()
     for name, status in sorted(scene.statuses.items()):
         if status.archives and status.timeline in scene.lineage:
-            with suppress(WaltzError):  # its store is away, or is none of this cluster: another storage may reach it
+            try:
                 async with daemons.admin(found.meta.key, found.storage(name).meta) as admin:
                     known = await _archived_to(admin, scene.partition, Lineage(status.timelines))
                     proven[name] = min(known, scene.shared(status))
-    return replace(scene, archived=proven)
+            except WaltzError as error:  # its store is away, or is none of this cluster: another storage may reach it
+                unread[name] = error.message
+    return replace(scene, archived=proven, unread_archives={} if proven else unread)
 
 
 async def _archived_to(admin: AdminClient, partition: int, lineage: Lineage) -> int:
