@@ -310,15 +310,17 @@ async def test_a_copy_that_went_away_since_it_was_agreed_to_ends_it() -> None:
         assert await c.cluster.coordinator.get(partition_path(0)) == before
 
 
+@pytest.mark.parametrize("sees_owner", [True, False])
 @pytest.mark.parametrize("is_rescued", [True, False])
 @story
-async def test_a_partition_that_was_opened_since_it_was_agreed_to_is_left_alone(is_rescued: bool) -> None:
-    """By another operator, or by its majority that came back: its owner would be ended, and its log forked, for nothing."""
+async def test_a_partition_that_was_opened_since_it_was_agreed_to_is_left_alone(is_rescued: bool, sees_owner: bool) -> None:
+    """By another operator, or by its majority that came back: its owner would be ended, and its log forked, for nothing.
+    The owner may not answer the tool in time."""
     async with cell() as c:
         await undecided(c)
         hands, owned = Hands(c), c.owned_logs[0]
         scene, session = await hands.scene(), 0
-        hands.sees_owner = True
+        hands.sees_owner = sees_owner
         if is_rescued:
             session = (await hands.carry_out(scene)).session
         else:
@@ -327,10 +329,24 @@ async def test_a_partition_that_was_opened_since_it_was_agreed_to_is_left_alone(
         pipeline = await c.opened(owned, above=session)
         await pipeline.committed(pipeline.append(10))
         before = await c.cluster.partition(0)
-        with pytest.raises(ChangedMeanwhile, match="the partition is open now"):
+        with pytest.raises(ChangedMeanwhile, match="the partition is open now" if sees_owner else "its owner can open it now"):
             await hands.carry_out(scene)
         await pipeline.committed(pipeline.append(10))
         assert await c.cluster.partition(0) == before
+
+
+@story
+async def test_of_two_operators_one_rescues_a_partition() -> None:
+    """The second one decides before an owner has opened it again: its log would be forked twice."""
+    async with cell() as c:
+        await undecided(c)
+        c.owned_logs[0].task.cancel()
+        one, other = Hands(c), Hands(c)
+        agreed = await one.scene(), await other.scene()
+        await one.carry_out(agreed[0])
+        with pytest.raises(ChangedMeanwhile, match="its owner can open it now: the closing mark of session"):
+            await other.carry_out(agreed[1])
+        assert [one.number for one in (await c.meta()).timelines] == [2]
 
 
 @story

@@ -154,7 +154,8 @@ async def carry_out(
     new_identity: Callable[[], UUID] = uuid4,
 ) -> Scene:
     """Fence the storages and save the decision, which keeps at least as much as the confirmed plan. Raise
-    `ChangedMeanwhile` if the partition was opened since: its majority came back, or another operator rescued it."""
+    `ChangedMeanwhile` if the partition is open by now, or its owner can open it: its majority came back, or another
+    operator rescued it."""
     number = agreed.partition
     for _ in range(ATTEMPTS_MAX):
         before = await cluster.coordinator.get(partition_path(number))
@@ -167,6 +168,8 @@ async def carry_out(
         _check(agreed, scene)
         if found.partitions[number].is_open:
             raise ChangedMeanwhile(f"{VERB} {number}: the partition is open now, so there is nothing to rescue")
+        if scene.by_itself and not agreed.by_itself:
+            raise ChangedMeanwhile(f"{VERB} {number}: its owner can open it now: {scene.by_itself}")
         key, names = found.meta.key, sorted(scene.statuses)
         answers = await asyncio.gather(
             *(daemons.fence(key, found.storage(name).meta, number, scene.session) for name in names)
