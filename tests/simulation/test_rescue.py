@@ -26,6 +26,10 @@ from waltzd.protocol.descriptions import ReplicaStatus
 ABSURD = (1 << 63) - 1
 
 
+class Killed(Exception):
+    """The end of a command by kill -9."""
+
+
 class Hands(Daemons):
     """What `waltzctl` asks storages for, without a network."""
 
@@ -36,6 +40,8 @@ class Hands(Daemons):
         """Called once, when the first replica is fenced."""
         self.meanwhile: Any = None
         """Called once, when all daemons have answered."""
+        self.after_fencing: Any = None
+        """Called when a replica was fenced."""
         self.sees_owner = False
 
     async def take_snapshot(self, _cluster: Cluster) -> ClusterSnapshot:
@@ -68,7 +74,10 @@ class Hands(Daemons):
         between, self.between = self.between, None
         if between is not None:
             await between()
-        return await super().fence(key, storage, partition, session)
+        fenced = await super().fence(key, storage, partition, session)
+        if self.after_fencing is not None:
+            await self.after_fencing()
+        return fenced
 
     @asynccontextmanager
     async def admin(self, _key: UUID, storage: StorageMeta) -> AsyncIterator[Any]:
@@ -347,6 +356,28 @@ async def test_of_two_operators_one_rescues_a_partition() -> None:
         with pytest.raises(ChangedMeanwhile, match="its owner can open it now: the closing mark of session"):
             await other.carry_out(agreed[1])
         assert [one.number for one in (await c.meta()).timelines] == [2]
+
+
+@story
+async def test_after_a_rescue_that_ended_half_way_an_owner_still_opens_the_log_by_itself() -> None:
+    """The storages have promised its session, and its decision is not saved. Then the lost majority comes back."""
+    async with cell() as c:
+        last_id = await undecided(c)
+        hands, owned = Hands(c), c.owned_logs[0]
+        scene = await hands.scene()
+
+        async def is_killed() -> None:
+            raise Killed
+
+        hands.after_fencing = is_killed
+        with pytest.raises(Killed):
+            await hands.carry_out(scene)
+        for name in ("s1", "s2"):
+            await c.storages[name].start()
+        pipeline = await c.opened(owned, above=scene.session)
+        await pipeline.committed(pipeline.append(10))
+        assert len(c.storages["s0"].records()) == last_id + 11
+        assert not (await c.meta()).timelines
 
 
 @story

@@ -1,9 +1,10 @@
 """`waltzctl partition rescue`: an operator's decision where a log ends, if its owner cannot decide, from the copies
 that answer.
 
-The answering storages are fenced first, so that no owner writes there and their reports stay true. Then the document of
-the partition is saved by compare-and-set on the version that was read before any daemon was asked. If an owner took a
-session meanwhile, the save fails and everything is read again.
+The answering storages are fenced first, so that no owner writes there and their reports stay true. Before that the
+session is saved, as an owner saves it, so that an owner can still open the partition if the command ends half-way. Then
+the decision is saved. Each save is a compare-and-set, the first one on the version that was read before any daemon was
+asked. If an owner took a session meanwhile, the save fails and everything is read again.
 """
 
 from __future__ import annotations
@@ -170,11 +171,17 @@ async def carry_out(
             raise ChangedMeanwhile(f"{VERB} {number}: the partition is open now, so there is nothing to rescue")
         if scene.by_itself and not agreed.by_itself:
             raise ChangedMeanwhile(f"{VERB} {number}: its owner can open it now: {scene.by_itself}")
-        key, names = found.meta.key, sorted(scene.statuses)
-        answers = await asyncio.gather(
-            *(daemons.fence(key, found.storage(name).meta, number, scene.session) for name in names)
-        )
-        scene = replace(scene, statuses=dict(zip(names, answers, strict=True)), fenced=scene.session)
+        key, names, session = found.meta.key, sorted(scene.statuses), scene.session
+        if scene.meta is not None and not scene.is_behind:
+            # Save the session before a storage promises it: an owner refuses promises that its document does not explain.
+            taken = replace(scene.meta, session=session)
+            try:
+                version = await cluster.save_partition(number, taken, version)
+            except ChangedMeanwhile:
+                continue
+            scene = replace(scene, meta=taken)
+        answers = await asyncio.gather(*(daemons.fence(key, found.storage(name).meta, number, session) for name in names))
+        scene = replace(scene, statuses=dict(zip(names, answers, strict=True)), fenced=session)
         _check(agreed, scene)
         if agreed.taker is not None:
             scene = await _completed(daemons, await with_archive(daemons, scene, found), agreed, found)
@@ -228,7 +235,7 @@ async def _completed(daemons: Daemons, scene: Scene, agreed: Scene, found: Clust
     if scene.end < agreed.end:
         raise ChangedMeanwhile(
             f"{VERB} {scene.partition}: the archive proves ids up to {scene.end}, in the plan up to {agreed.end}",
-            not_done="the document was not written",
+            not_done="the decision was not saved",
             next_step="make the archive reachable and plan again; --without-archive gives up what only the archive has",
         )
     if name is None:
@@ -242,7 +249,7 @@ async def _completed(daemons: Daemons, scene: Scene, agreed: Scene, found: Clust
     if scene.mark < agreed.end:
         raise ChangedMeanwhile(
             f"{VERB} {scene.partition}: {name} restored ids from the archive up to {scene.mark}, not {agreed.end}",
-            not_done="the document was not written",
+            not_done="the decision was not saved",
         )
     return scene
 
@@ -255,7 +262,7 @@ def _check(agreed: Scene, scene: Scene) -> None:
             if gone
             else f"no replica is proven beyond id {scene.mark} now, {agreed.mark} in the plan"
         )
-        raise ChangedMeanwhile(f"{VERB} {agreed.partition}: {what}", not_done="the document was not written")
+        raise ChangedMeanwhile(f"{VERB} {agreed.partition}: {what}", not_done="the decision was not saved")
 
 
 async def _until_open(cluster: Cluster, daemons: Daemons, numbers: Sequence[int], seconds: float, report: Report) -> None:
