@@ -338,7 +338,8 @@ async def test_a_partition_that_was_opened_since_it_was_agreed_to_is_left_alone(
         pipeline = await c.opened(owned, above=session)
         await pipeline.committed(pipeline.append(10))
         before = await c.cluster.partition(0)
-        with pytest.raises(ChangedMeanwhile, match="the partition is open now" if sees_owner else "its owner can open it now"):
+        why = "the partition is open now" if sees_owner else "its owner can open it now"
+        with pytest.raises(ChangedMeanwhile, match=why):
             await hands.carry_out(scene)
         await pipeline.committed(pipeline.append(10))
         assert await c.cluster.partition(0) == before

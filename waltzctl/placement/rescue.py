@@ -120,8 +120,8 @@ def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
             against.append(scene.refusal)
         for name, why in list(scene.unread_archives.items())[:1]:
             against.append(
-                f"the archive of partition {number} may prove more, and cannot be read by {name} ({why}); --without-archive "
-                "gives up what only the archive has"
+                f"the archive of partition {number} may prove more, and cannot be read by {name} ({why}); "
+                "--without-archive gives up what only the archive has"
             )
     return Plan(verb=VERB, subject=subject, steps=tuple(steps), danger=Danger.TYPED, unsafe=tuple(against))
 

@@ -44,14 +44,13 @@ class Stores(Daemons):
         yield SimpleNamespace(restore=restore)
 
 
-@pytest.mark.parametrize(
-    ("reached", "end", "refusals"),
-    [
-        ((), 99, ["the archive of partition 0 may prove more, and cannot be read by s1 (the store is away); --without-archive gives up "
-                  "what only the archive has"]),
-        (("s2",), 150, []),
-    ],
+UNREAD = (
+    "the archive of partition 0 may prove more, and cannot be read by s1 (the store is away); --without-archive gives up "
+    "what only the archive has"
 )
+
+
+@pytest.mark.parametrize(("reached", "end", "refusals"), [((), 99, [UNREAD]), (("s2",), 150, [])])
 def test_an_archive_that_cannot_be_asked_is_not_taken_for_one_that_proves_nothing(
     reached: tuple[str, ...], end: int, refusals: list[str]
 ) -> None:
@@ -70,7 +69,7 @@ def test_an_archive_that_cannot_be_asked_is_not_taken_for_one_that_proves_nothin
 
 def test_a_document_of_a_newer_version_is_not_written_over() -> None:
     async def look() -> None:
-        sets = ReplicaSets(partitions={number: ROLES for number in range(4)})
+        sets = ReplicaSets(partitions=dict.fromkeys(range(4), ROLES))
         storages = [storage(name).meta for name in ROLES]
         cluster = await Cluster.create(MemoryTree().connect(), META, storages=storages, replicas=sets)
         meta = PartitionMeta(generation=1, session=5, opened=4, decision=Decision(mark=9, session=5), members=tuple(ROLES))
