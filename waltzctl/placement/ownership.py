@@ -492,6 +492,16 @@ class Handover:
         owners = {owner for number in self.numbers if (owner := assignment.owners[number].server) is not None}
         return sorted(owners if self.leaving is None else owners | {self.leaving})
 
+    def completed(self, assignment: Assignment, reported: Reports) -> Handover:
+        """Return the handover with the partitions that the server to drain has got since it was planned."""
+        if self.leaving is None:
+            return self
+        more = {number for number, owner in enumerate(assignment.owners) if owner.server == self.leaving}
+        there = reported.get(self.leaving)
+        if isinstance(there, ServerDescription):
+            more |= {held.partition for held in there.partitions}
+        return replace(self, numbers=tuple(sorted({*self.numbers, *more})))
+
     def astray(self, assignment: Assignment) -> str:
         """Return why waiting is hopeless; empty if it is not."""
         for number, name in sorted(self.to.items()):
@@ -557,7 +567,9 @@ async def arrival(cluster: Cluster, wanted: Handover, key: UUID, tls: Tls | None
             servers = await cluster.servers()
             asked = [name for name in wanted.servers(assignment) if name in servers]
             answers = await asyncio.gather(*(ask(servers[name]) for name in asked))
-            waits = wanted.waits(assignment, dict(zip(asked, answers, strict=True)))
+            reported = dict(zip(asked, answers, strict=True))
+            wanted = wanted.completed(assignment, reported)
+            waits = wanted.waits(assignment, reported)
             passed = time.monotonic() - began
             if not waits:
                 return passed

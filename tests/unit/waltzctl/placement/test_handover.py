@@ -66,6 +66,18 @@ def test_why_a_partition_has_not_arrived(
     assert wanted.waits(owned(owner), answers) == ({} if wait is None else {0: wait})
 
 
+def test_a_server_that_gets_more_while_it_is_drained_gives_that_away_too() -> None:
+    """Another server was drained at the same moment, and the leader had assigned its partitions here."""
+    answers = {"a": said("a", (2, 2, "OPEN", "")), "b": said("b", (0, 2, "OPEN", ""))}
+    wanted = DRAIN.completed(owned("b", "a", "b"), answers)
+    assert wanted.waits(owned("b", "a", "b"), answers) == {
+        1: "it was not given to another server than a yet", 2: "a is closing it",
+    }  # fmt: skip
+    later = owned("b", "b", "b", generation=3)
+    assert wanted.completed(later, {}).numbers == (0, 1, 2), "what it has given away is waited for until it is open"
+    assert TRANSFER.completed(owned("b", "a"), answers) == TRANSFER
+
+
 def test_who_is_asked() -> None:
     assert Handover(numbers=(0, 2), to={}).servers(owned("b", "c", None)) == ["b"]
     assert Handover(numbers=(0, 2), to={}, leaving="z").servers(owned("b", "c", "b")) == ["b", "z"]
