@@ -135,7 +135,16 @@ async def carry_out(
 
 
 async def take_out(cluster: Cluster, name: str) -> None:
-    """Remove a storage from the list, unless another operator has just planned a move to it."""
+    """Remove a storage from the list, unless another operator has just planned a move to it, or a partition still counts
+    its replica: a rescue may have counted one that is not assigned, and the others copy from it."""
+    for number in (await cluster.replicas())[0].partitions:
+        meta, _ = await cluster.partition(number)
+        if meta is not None and name in meta.members:
+            raise ChangedMeanwhile(
+                f"partition {number} may still need the replica on {name}: it counts until a session begins without it",
+                not_done=f"{name} stays in the list of storages",
+                next_step=f"wait until the partition is open: `waltzctl partition describe {number}`, then run this again",
+            )
     while True:
         found, version = await cluster.moves()
         coming = [number for number, names in sorted(found.partitions.items()) if name in names]

@@ -104,7 +104,7 @@ def _unfinished(now: PlacementState, chosen: list[int], *, is_cancel: bool) -> G
     if not is_cancel:
         return under_way
     return {
-        number: tuple(sorted(name for name, role in now.sets.partitions[number].items() if role is Membership.MEMBER))
+        number: tuple(sorted(name for name, role in now.roles(number).items() if role is Membership.MEMBER))
         for number in under_way
     }
 

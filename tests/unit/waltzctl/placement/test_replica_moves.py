@@ -16,6 +16,7 @@ from tests.unit.snapshots import KEY, held, owned, partition, placement_state, r
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.mover import Mover, Throttle, Wish, take_out
 from waltzctl.placement.mover import placement_state as mover_state
+from waltzctl.placement.partition import _unfinished
 from waltzctl.placement.replica_moves import (
     MovePlan,
     PartitionMove,
@@ -29,7 +30,7 @@ from waltzd.cluster.cluster import NO_VERSION, Cluster
 from waltzd.cluster.documents import ClusterMeta, Decision, Membership, Moves, PartitionMeta, ReplicaSets, StorageMeta
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import CannotConnect
-from waltzd.errors.operations import ChangedMeanwhile, PartitionDamaged
+from waltzd.errors.operations import ChangedMeanwhile, PartitionDamaged, Unsafe
 from waltzd.protocol.descriptions import OwnedPartition, PartitionDescription
 
 
@@ -189,6 +190,13 @@ def test_goals() -> None:
     assert placement_state(found, sets.partitions).goals == {0: ("a", "b"), 1: ("b", "c"), 2: ("b", "c"), 3: ()}
 
 
+def test_a_move_whose_list_of_replicas_is_gone_is_not_cancelled() -> None:
+    now = placement_state(snapshot(moves={0: ("a", "b")}), {})
+    goals = _unfinished(now, [0], is_cancel=True)
+    with pytest.raises(Unsafe, match="partition 0 would have no replica"):
+        MovePlan(now=now, verb="partition assign --cancel", subject="0", goals=goals).plan()
+
+
 # -- when it is written down -------------------------------------------------------------------------------------------
 
 
@@ -298,6 +306,23 @@ def test_no_move_is_left_to_a_storage_that_goes_at_the_same_time(is_first: bool)
     asyncio.run(race())
 
 
+def test_a_storage_that_a_rescue_has_counted_stays_in_the_list() -> None:
+    """It is not assigned any more, and the others copy from it before the next session opens."""
+
+    async def remove() -> None:
+        cluster, _ = await cluster_of("ab", "abd")
+        meta = PartitionMeta(generation=1, session=4, opened=3, members=("a", "d"), decision=Decision(mark=9, session=4))
+        version = await cluster.save_partition(0, meta, NO_VERSION)
+        with pytest.raises(ChangedMeanwhile, match="partition 0 may still need the replica on d"):
+            await take_out(cluster, "d")
+        assert "d" in await cluster.storages()
+        await cluster.save_partition(0, replace(meta, session=5, opened=5, members=("a", "b"), decision=None), version)
+        await take_out(cluster, "d")
+        assert "d" not in await cluster.storages()
+
+    asyncio.run(remove())
+
+
 @pytest.mark.parametrize("session", [4, 5])
 @pytest.mark.parametrize("meta", [None, PartitionMeta(generation=1, session=4, opened=4, members=("b",))])
 @pytest.mark.parametrize("last_id", [-1, 9])
@@ -350,7 +375,9 @@ Removed = tuple[str, tuple[int, ...], bool]
 """Storage, partitions, and whether the files were deleted."""
 
 
-async def cleared(cluster: Cluster, found: ClusterSnapshot, *, deletes_on: str | None = None, **clear: Any) -> list[Removed]:
+async def cleared(
+    cluster: Cluster, found: ClusterSnapshot, *, deletes_on: str | None = None, **clear: Any
+) -> list[Removed]:
     removed: list[Removed] = []
 
     class Calm(Daemons):
