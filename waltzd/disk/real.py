@@ -149,7 +149,7 @@ class RealFile:
                     batch[0] = memoryview(batch[0])[count:]
 
     def _write_error(self, error: OSError, offset: int) -> WaltzError:
-        if error.errno in _NO_SPACE or error.errno in _DENIED:
+        if error.errno in _NO_SPACE:
             return translate(error, f"writing {self._path} at {offset}")
         return self._fatal(error, f"writing {self._path} at {offset}")
 

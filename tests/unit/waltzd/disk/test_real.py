@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -168,6 +168,25 @@ def test_a_write_that_fails_for_another_reason_than_space_is_fatal(tmp_path: Pat
     file = DISK.open(str(tmp_path / "a"))
     with pytest.raises(FlushFailed, match="EBADF"):
         file.write(0, b"X")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM, errno.EIO])
+def test_a_file_system_that_becomes_read_only_is_fatal(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel remounts it so after an error of the device. The write was taken for a refused one, of which nothing is
+    left, and the next append met what was left of it."""
+
+    def fail(*_: object) -> int:
+        raise OSError(number, "x")
+
+    with closing(DISK.create(str(tmp_path / "a"))) as file:
+        monkeypatch.setattr(os, "pwritev", fail)
+        monkeypatch.setattr(os, "ftruncate", fail)
+        changes: list[Callable[[], None]] = [lambda: file.write(0, b"X"), lambda: file.truncate(0)]
+        for change in changes:
+            with pytest.raises(FlushFailed, match=errno.errorcode[number]):
+                change()
 
 
 @pytest.mark.parametrize(
