@@ -338,12 +338,15 @@ def test_dumps_of_files_full_of_nonsense() -> None:
         (path,) = any_paths(chance)[:1]
         disk = spoiled(chance, path)
         items: list[object] = []
-        outcome(dump, disk, path, items.append, first_id=chance.choice([0, 0, 3, 1 << 62]))
-        assert items, "at the least it is said what kind of file this is"
-        for item in items:
+
+        def show(item: object) -> None:
+            items.append(item)
             if (read := getattr(item, "read", None)) is not None:
                 assert read(item.first_byte, min(item.last_byte, item.first_byte + 99)) is not None  # type: ignore[attr-defined]
             if (record := getattr(item, "record", None)) is not None:
                 assert record().payload is not None
+
+        outcome(dump, disk, path, show, first_id=chance.choice([0, 0, 3, 1 << 62]))
+        assert items, "at the least it is said what kind of file this is"
 
     each("dump", TRIES * 3, check)

@@ -103,6 +103,7 @@ class SimFile:
         self._node = node
         self._write = write
         self._epoch = disk.epoch
+        self._is_closed = False
 
     @property
     def path(self) -> str:
@@ -110,6 +111,7 @@ class SimFile:
 
     def _alive(self) -> None:
         assert self._epoch == self._disk.epoch, f"{self._path} is used after the crash that closed it"
+        assert not self._is_closed, f"{self._path} is used after it was closed"
 
     def size(self) -> int:
         self._alive()
@@ -180,6 +182,7 @@ class SimFile:
         return self._node.holder == self._disk.epoch
 
     def close(self) -> None:
+        self._is_closed = True
         if self._epoch == self._disk.epoch and self._node.holder == self._epoch and self._write:
             self._node.holder = 0
 
