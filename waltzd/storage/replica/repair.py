@@ -42,7 +42,7 @@ from waltzd.format.span import BatchSpan, Span
 from waltzd.storage.replica.examine import DamageReport, PrecedingEnd, examine_segment, missing_finding, short_finding
 from waltzd.storage.replica.hard_state import HardStateFile, floor_of
 from waltzd.storage.replica.replica_context import FreeSpaceGuard, ReplicaContext
-from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
+from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect, whole_or_fatal
 from waltzd.storage.replica.segment_list import SegmentList
 
 
@@ -231,12 +231,13 @@ class Installation:
     def take_names(self) -> Segment:
         """Rename both files and flush the names. The index comes first: a start notices an index alone or one too short."""
         disk, directory = self._context.disk, self._context.directory
-        for new, name in self._names:
-            disk.rename(new, name)
-            disk.flush_directory(directory)
-        self._close()
-        index, data = (disk.open(name, write=True) for _, name in self._names)
-        header = FileHeader.decode(data.read(0, HEADER_BYTES), data.path)
+        with whole_or_fatal():
+            for new, name in self._names:
+                disk.rename(new, name)
+                disk.flush_directory(directory)
+            self._close()
+            index, data = (disk.open(name, write=True) for _, name in self._names)
+            header = FileHeader.decode(data.read(0, HEADER_BYTES), data.path)
         segment = Segment.of(directory, header, data, index, end=self._size, next_id=self.next_id)
         if isinstance(segment, BatchSegment):
             segment.goes_on(self.log_end, has_footer=self._has_footer)

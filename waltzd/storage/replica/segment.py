@@ -67,6 +67,18 @@ class Suspect(Exception):
         self.first_id = first_id
 
 
+@contextlib.contextmanager
+def whole_or_fatal() -> Iterator[None]:
+    """Make an error fatal, because it leaves files open that have no name any more: what is appended to them would be gone
+    with the process."""
+    try:
+        yield
+    except (FlushFailed, PathMissing):  # the second: the directory is gone
+        raise
+    except WaltzError as error:
+        raise FlushFailed(error.message, **error.facts) from error
+
+
 class Segment:
     """An open segment of format 0. The next record is `next_id`, and is written at `end`."""
 

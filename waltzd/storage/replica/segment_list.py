@@ -16,7 +16,7 @@ from waltzd.format.finding import Finding
 from waltzd.format.footer import NO_HASH
 from waltzd.format.layout import FileHeader, first_id_of, index_name, key_index_name, segment_name
 from waltzd.storage.replica.replica_context import ReplicaContext
-from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, Suspect
+from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, Suspect, whole_or_fatal
 
 OPEN_SEGMENTS_MAX = 4
 """Sealed segments kept open for reading, per partition: with 64 partitions still below the usual limit of open files."""
@@ -237,12 +237,13 @@ class SegmentList:
         active = self.active
         if active is None or active.first_id != kept:
             active = self._reopen(kept, is_emptied=next_id == kept)
-        for first_id in reversed(self.first_ids[position + 1 :]):
-            for name in (segment_name(first_id), index_name(first_id), key_index_name(first_id)):
-                path = join(self._directory, name)
-                if self._disk.exists(path):
-                    self._disk.remove(path)
-            self._disk.flush_directory(self._directory)
+        with whole_or_fatal():
+            for first_id in reversed(self.first_ids[position + 1 :]):
+                for name in (segment_name(first_id), index_name(first_id), key_index_name(first_id)):
+                    path = join(self._directory, name)
+                    if self._disk.exists(path):
+                        self._disk.remove(path)
+                self._disk.flush_directory(self._directory)
         self.first_ids = self.first_ids[: position + 1]
         self.forget()
         self.active = active

@@ -14,7 +14,7 @@ from tests.tiers import tiers
 from tests.unit.keeping import begun
 from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import BeyondLog
-from waltzd.errors.operations import NotNextId, PartitionDamaged, UnfitSegment
+from waltzd.errors.operations import FlushFailed, NotNextId, PartitionDamaged, TooManyFiles, UnfitSegment
 from waltzd.format.batch import Batch
 from waltzd.format.finding import Code
 from waltzd.format.footer import FooterBuilder
@@ -406,3 +406,39 @@ def test_locks_are_read_back_to_what_is_damaged() -> None:
     assert history.first_id == second[0].last_id + 1
     with pytest.raises(PartitionDamaged):
         partition.read_locks(second[0].last_id, 1 << 20, session=3)
+
+
+@pytest.mark.parametrize("what", ["open", "flush_directory"])
+def test_a_file_that_cannot_be_opened_in_its_place_ends_the_replica(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that it replaces has no name any more. Batches went to that one, were acknowledged, and were gone with the
+    process: with no file descriptor left (EMFILE) the file in its place could not be opened."""
+    log = in_an_open_segment()
+    while len(segments_of(log.batches)[-1]) < 3 or log.end is None or log.end.segment_bytes == 0:
+        log.batches += log.draw(1)
+    own = segments_of(log.batches)[-1]
+    disk, partition = written(log)
+    partition.open_session(4)
+    partition.set_low_mark(4, log.last_id)
+    disk.kill()
+    path = f"{HOME}/{segment_name(own[0].first_id)}"
+    disk.open(path, write=True).truncate(HEADER_BYTES + own[0].size + own[1].size)
+    partition = open_directory(disk).partition(0)
+    partition.open_session(4)
+    content = log.files(KEY)[segment_name(own[0].first_id)]
+    call = getattr(disk, what)
+
+    def refuse(name: str, **how: bool) -> object:
+        if name in (path, HOME) and disk.size(path) == len(content):
+            raise TooManyFiles(f"opening {name}")
+        return call(name, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, what, refuse)
+        with pytest.raises(FlushFailed, match=r"opening .*; partition 0"):
+            install(partition, own[0].first_id, content)
+    with pytest.raises(FlushFailed):
+        partition.append(4, own[2:], -1)
+    disk.kill()
+    partition = open_directory(disk).partition(0)
+    log.check(partition)
+    log.check_files(disk, HOME, KEY)

@@ -30,6 +30,7 @@ from waltzd.errors.operations import (
     DirectoryGone,
     DiskFull,
     Diverged,
+    FlushFailed,
     MarkWentDown,
     NotNextId,
     NotOpened,
@@ -365,3 +366,22 @@ def test_a_sector_that_could_not_be_read_once_is_no_damage() -> None:
     disk.faults = {disk.steps + 1: Fault.IO_ERROR}
     assert len(partition.read_examined(first_id, last_id, 1000)) > 0
     assert partition.status().is_sound
+
+
+def test_a_cut_that_stops_halfway_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no file descriptor left (EMFILE), the directory could not be opened to be flushed. The replica went on to hold
+    records in a segment without a name, and another owner could go on behind them."""
+    disk, _, partition = begun(24)
+    mark = partition.sealed_segments()[0][1]
+    partition.open_session(5)
+
+    def refuse(path: str) -> None:
+        raise translate(OSError(errno.EMFILE, "x"), f"opening the directory {path}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "flush_directory", refuse)
+        with pytest.raises(FlushFailed, match="EMFILE"):
+            partition.truncate(5, mark - 1)
+    with pytest.raises(FlushFailed):
+        partition.open_session(6)
+    assert reopened(disk).truncate(5, mark - 1).last_id == mark - 1
