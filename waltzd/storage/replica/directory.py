@@ -502,7 +502,9 @@ class Directory:
         raise NoSuchPartition(f"partition {number} is not assigned to this storage")
 
     def partitions(self) -> list[Partition]:
-        return [self._partitions[number] for number in sorted(self._partitions)]
+        """Return the replicas by their numbers. Threads ask beside the one that creates and removes replicas, so the
+        dictionary is read in one step."""
+        return [partition for _, partition in sorted(self._partitions.items())]
 
     def errors(self) -> dict[int, WaltzError | None]:
         """All partitions of this storage, each with the error that refuses it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from uuid import UUID
 
 import pytest
@@ -622,3 +622,19 @@ def test_a_reader_of_locks_that_meets_rot_is_told_and_the_owner_is_as_well() -> 
         assert not partition.status().is_sound
 
     with_calls(disk, test)
+
+
+class Emptied(dict[int, Partition]):
+    """Replicas that another thread removes while their numbers are sorted."""
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = list(super().__iter__())
+        self.clear()
+        return iter(numbers)
+
+
+def test_a_replica_that_is_removed_while_all_are_listed_ends_nothing() -> None:
+    """The loop, the scrub and the metrics list them while another thread removes one, and any of them ended the storage."""
+    directory = open_directory(sample())
+    directory._partitions = Emptied(directory._partitions)
+    assert [partition.number for partition in directory.partitions()] == [0, 1]
