@@ -803,8 +803,9 @@ class Partition:
         return path
 
     def examine(self, first_id: int) -> None:
-        """Examine a segment in which a read met wrong bytes, and repair its index."""
-        if first_id < self.first_id:
+        """Examine a segment in which a read met wrong bytes, and repair its index; do nothing if it was trimmed or cut
+        since."""
+        if first_id not in self._segments.first_ids:
             return
         with self._fatal():
             self._healing.examine(first_id)

@@ -624,6 +624,22 @@ def test_a_reader_of_locks_that_meets_rot_is_told_and_the_owner_is_as_well() -> 
     with_calls(disk, test)
 
 
+def test_a_segment_that_is_cut_before_its_turn_to_be_examined_ends_nothing() -> None:
+    """A reader met wrong bytes in it while a new owner cut it away. The storage ended by a mistake in Waltz itself."""
+
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
+        queue = calls.queue_of(0)
+        assert queue is not None
+        first_id, _ = queue.partition.sealed_segments()[-1]
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            group.create_task(calls.truncate(0, 7, first_id - 2))
+            group.create_task(calls.examine(queue, first_id))
+        assert calls.status(0).last_id == first_id - 2
+
+    assert with_calls(sample(), test)[1] == []
+
+
 class Emptied(dict[int, Partition]):
     """Replicas that another thread removes while their numbers are sorted."""
 
