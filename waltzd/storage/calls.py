@@ -25,7 +25,15 @@ from waltzd.daemon.alarm import Trouble
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.seam import Buffer, Disk
 from waltzd.errors import BadArgument, BeyondLog, Displaced, ForeignCluster, NoSuchPartition, TooLarge, WaltzError
-from waltzd.errors.operations import Draining, FlushFailed, PartitionDamaged, ReadFailed, TooManyCallers, Unsafe
+from waltzd.errors.operations import (
+    Draining,
+    FlushFailed,
+    PartitionDamaged,
+    ReadFailed,
+    TooManyCallers,
+    TooManyFiles,
+    Unsafe,
+)
 from waltzd.format.finding import Finding
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import NO_SESSION, VERSIONS
@@ -566,8 +574,8 @@ class StorageCalls:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of a sealed segment file. The receiver verifies its records."""
         with self._reader():
-            partition = self.readable(number, session, contact).partition
-            file = self._disk.open(partition.sealed_path(first_id))
+            queue = self.readable(number, session, contact)
+            file = self._disk.open(queue.partition.sealed_path(first_id))
             try:
                 offset, size = 0, file.size()
                 while offset < size:
@@ -577,6 +585,10 @@ class StorageCalls:
                     yield data
                     self.streamed.read_bytes += len(data)
                     offset += len(data)
+            except ReadFailed as error:
+                if not isinstance(error, TooManyFiles):
+                    await self.examine(queue, first_id)
+                raise
             finally:
                 file.close()
 

@@ -72,18 +72,20 @@ class KeyIndexes:
         rest, through = query, query.next_id
         for turn in range(SEGMENTS_MAX):
             try:
-                segment, last_here = self._segments.segment_with(rest.next_id)
-            except Trimmed:
+                with self._segments.suspecting(rest.next_id):
+                    segment, last_here = self._segments.segment_with(rest.next_id)
+            except (Suspect, Trimmed):  # the second: it was trimmed meanwhile
                 if turn == 0:
                     raise
-                break  # it was trimmed meanwhile
+                break
             if not isinstance(segment, BatchSegment):
                 if turn == 0:
                     raise self._needs_batches()
                 break
             here = rest.within(segment.first_id, last_here)
             try:
-                found = self._find_in(segment, last_here, here, cuts)
+                with self._segments.suspecting(rest.next_id):
+                    found = self._find_in(segment, last_here, here, cuts)
             except Suspect:
                 if turn == 0:
                     raise

@@ -42,8 +42,6 @@ from waltzd.errors.operations import (
     FlushFailed,
     NotOpened,
     PathMissing,
-    ReadFailed,
-    TooManyFiles,
     Unsafe,
 )
 from waltzd.format.batch import Batch, Head, Piece
@@ -637,10 +635,11 @@ class Partition:
     def _locks_up_to(self, last_id: int) -> Iterator[tuple[Head, LockColumns]]:
         """Yield the locks of each batch, backwards, down to records of format 0."""
         while last_id >= self.first_id:
-            segment, _ = self._segments.segment_with(last_id)
-            if not isinstance(segment, BatchSegment):
-                return
-            yield from segment.locks_up_to(last_id)
+            with self._segments.suspecting(last_id):
+                segment, _ = self._segments.segment_with(last_id)
+                if not isinstance(segment, BatchSegment):
+                    return
+                yield from segment.locks_up_to(last_id)
             last_id = segment.first_id - 1
 
     def find_marks(self, query: LockQuery, *, session: int) -> LockMarks:
@@ -696,8 +695,9 @@ class Partition:
             first_id = first_ids[position]
             if first_id > last_id:
                 return True
-            segment, _ = self._segments.segment_with(first_id)
-            return isinstance(segment, BatchSegment) and segment.time_of(first_id) >= time
+            with self._segments.suspecting(first_id):
+                segment, _ = self._segments.segment_with(first_id)
+                return isinstance(segment, BatchSegment) and segment.time_of(first_id) >= time
 
         with self._uncut():
             behind = bisect_left(range(len(first_ids)), x=True, key=is_later)
@@ -705,9 +705,10 @@ class Partition:
                 raise self._segments.trimmed(first_ids[0] - 1)
             if behind == 0:
                 return -1
-            segment, last_here = self._segments.segment_with(first_ids[behind - 1])
-            last_here = min(last_here, last_id)
-            return segment.first_since(time, last_here) - 1 if isinstance(segment, BatchSegment) else last_here
+            with self._segments.suspecting(first_ids[behind - 1]):
+                segment, last_here = self._segments.segment_with(first_ids[behind - 1])
+                last_here = min(last_here, last_id)
+                return segment.first_since(time, last_here) - 1 if isinstance(segment, BatchSegment) else last_here
 
     def _batch_with(self, id_: int) -> Batch | None:
         """For a call that holds the queue. None where that record is in no batch."""
@@ -733,15 +734,9 @@ class Partition:
                 f"partition {self.number}: id {first_id} is not here; ids up to {limit} can be read", last_id=limit
             )
         last_id = self._damage.sound_part(first_id, min(last_id, limit))
-        with self._uncut():
-            try:
-                segment, last_here = self._segments.segment_with(first_id)
-                return read(segment, min(last_id, last_here))
-            except ReadFailed as error:  # in a sealed segment it is damage, which its owner heals
-                at = self._segments.first_ids[self._segments.position_of(first_id)]
-                if self._segments.is_active(at) or isinstance(error, TooManyFiles):
-                    raise
-                raise Suspect(at) from error
+        with self._uncut(), self._segments.suspecting(first_id):
+            segment, last_here = self._segments.segment_with(first_id)
+            return read(segment, min(last_id, last_here))
 
     @contextmanager
     def _uncut(self) -> Iterator[None]:

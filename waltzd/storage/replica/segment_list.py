@@ -6,11 +6,13 @@ It knows names and files; sessions, marks and promises are the business of `walt
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from waltzd.disk.seam import join
 from waltzd.errors import Trimmed
-from waltzd.errors.operations import ReadFailed
+from waltzd.errors.operations import ReadFailed, TooManyFiles
 from waltzd.format.batch import End
 from waltzd.format.finding import Finding
 from waltzd.format.footer import NO_HASH
@@ -86,6 +88,17 @@ class SegmentList:
             found = Segment.open(self._disk, self._directory, expected=self._context.header(first_id), next_id=last_id + 1)
         self._keep_open(found, forgotten)
         return found, last_id
+
+    @contextmanager
+    def suspecting(self, id_: int) -> Iterator[None]:
+        """Raise `Suspect` if the segment with this id is sealed and cannot be read: its owner heals it."""
+        try:
+            yield
+        except ReadFailed as error:
+            first_id = self.first_ids[self.position_of(id_)]
+            if self.is_active(first_id) or isinstance(error, TooManyFiles):
+                raise
+            raise Suspect(first_id) from error
 
     def trimmed(self, id_: int) -> Trimmed:
         """Return the error for an id below the first segment."""

@@ -23,11 +23,21 @@ from tests.simulation.sample import (
     served,
 )
 from tests.unit.keeping import with_calls
+from tests.unit.waltzd.storage.replica import test_key_indexes
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import BadArgument, BeyondLog, ForeignCluster, NoSuchPartition, OtherTimeline, TooLarge, WaltzError
-from waltzd.errors.operations import ControlDamaged, Draining, FlushFailed, PartitionDamaged, TooManyCallers, Unsafe
+from waltzd.errors.operations import (
+    ControlDamaged,
+    Draining,
+    FlushFailed,
+    PartitionDamaged,
+    ReadFailed,
+    TooManyCallers,
+    Unsafe,
+)
 from waltzd.format.batch import Batch, Piece
 from waltzd.format.finding import Finding
+from waltzd.format.key_index import LockQuery
 from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, FileHeader, control_struct_offset, segment_name
 from waltzd.format.record import Run
 from waltzd.protocol.peers import RecordsFrame
@@ -654,3 +664,32 @@ def test_a_replica_that_is_removed_while_all_are_listed_ends_nothing() -> None:
     directory = open_directory(sample())
     directory._partitions = Emptied(directory._partitions)
     assert [partition.number for partition in directory.partitions()] == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["locks", "marks", "time", "file"])
+def test_a_bad_sector_is_known_from_its_first_reader_on(how: str) -> None:
+    """Whatever was read. A scrub may take a week to come there, or be off."""
+    disk, partition, log = test_key_indexes.written()
+    first_id, last_id = partition.sealed_segments()[2]
+    time = next(batch.head.time for batch in log.batches if batch.last_id == last_id)
+    query = LockQuery(lock=99, first_id=first_id, last_id=last_id, limit=1)
+    disk.kill()
+
+    def fail(kind: str, where: str) -> None:
+        if kind == "read" and where == f"{ROOT}/0/{segment_name(first_id)}":
+            disk.faults[disk.steps] = Fault.IO_ERROR
+
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 4, PARTITIONS)
+        disk.observer = fail
+        reads: dict[str, Callable[[], Awaitable[object]]] = {
+            "locks": lambda: calls.read_locks(0, 4, last_id, 1),
+            "marks": lambda: calls.find_marks(0, 4, query),
+            "time": lambda: calls.find_time(0, 4, time),
+            "file": lambda: anext(calls.fetch_segment(0, 4, first_id)),
+        }
+        with pytest.raises((PartitionDamaged, ReadFailed)):
+            await reads[how]()
+        assert calls.status(0).damaged_segments == (first_id,)
+
+    assert with_calls(disk, test)[1] == []
