@@ -50,6 +50,8 @@ from waltzd.errors.operations import (
     PartitionDamaged,
     PartitionExists,
     PathMissing,
+    ReadFailed,
+    TooManyFiles,
     WrongStorage,
 )
 from waltzd.format.finding import Finding
@@ -89,6 +91,7 @@ from waltzd.storage.replica.examine import (
     missing_finding,
     short_finding,
     tail_finding,
+    unreadable_finding,
 )
 from waltzd.storage.replica.hard_state import HardStateFile, floor_of
 from waltzd.storage.replica.partition import Partition
@@ -238,6 +241,15 @@ class _Opening:
     # -- the last segment
 
     def _open_last(self, first_id: int, *, is_whole: bool) -> _Found:
+        try:
+            return self._look_at_last(first_id, is_whole=is_whole)
+        except TooManyFiles:
+            raise
+        except ReadFailed as error:
+            finding = unreadable_finding(self._context, error, first_id, self._floor)
+            return _Found(None, [finding], first_id, True)
+
+    def _look_at_last(self, first_id: int, *, is_whole: bool) -> _Found:
         path = self._context.path(first_id)
         try:
             size = self._disk.size(path)

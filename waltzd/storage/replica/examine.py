@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 
 from waltzd.disk.seam import File, join
 from waltzd.errors import ForeignCluster, WaltzError
-from waltzd.errors.operations import DiskFull, HeaderDamaged, PartitionDamaged, PathMissing, ReadFailed, UnknownVersion
+from waltzd.errors.operations import (
+    DiskFull,
+    HeaderDamaged,
+    PartitionDamaged,
+    PathMissing,
+    ReadFailed,
+    TooManyFiles,
+    UnknownVersion,
+)
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
 from waltzd.format.finding import Code, Finding
@@ -117,6 +125,12 @@ def header_finding(context: ReplicaContext, error: WaltzError, first_id: int, la
     )  # fmt: skip
 
 
+def unreadable_finding(context: ReplicaContext, error: ReadFailed, first_id: int, last_id: int) -> Finding:
+    """Return the finding about a segment with an unreadable sector, with all its ids."""
+    last_id = max(first_id, last_id)
+    return context.finding(Code.UNREADABLE, context.path(first_id), error.message, first_id=first_id, last_id=last_id)
+
+
 def gap_finding(context: ReplicaContext, path: str, gap: Gap, next_id: int) -> Finding:
     """Return the finding about a gap in a segment that ends in front of `next_id`. Bytes between two consecutive records
     were inserted later, possibly with the records after them, so the finding covers these records too."""
@@ -184,16 +198,14 @@ def examine_segment(
     """Read a whole segment that should end in front of `next_id`, and return its damage. Repair its index, the reserved
     part of its header, and its footer if all batches are there.
 
-    If sound records end early and another segment follows, this segment is sound, and one after it is missing. A sealed
-    segment with an unreadable sector is damaged as a whole: a copy of it gets other sectors."""
+    If sound records end early and another segment follows, this segment is sound, and one after it is missing. A segment
+    with an unreadable sector is damaged as a whole: a copy of it gets other sectors."""
     try:
         return _examine(context, first_id, next_id, is_last, active, preceding or PrecedingEnd())
     except ReadFailed as error:
-        if is_last:
+        if is_last and isinstance(error, TooManyFiles):
             raise
-        return [
-            context.finding(Code.UNREADABLE, context.path(first_id), error.message, first_id=first_id, last_id=next_id - 1)
-        ]  # fmt: skip
+        return [unreadable_finding(context, error, first_id, next_id - 1)]
 
 
 def _examine(

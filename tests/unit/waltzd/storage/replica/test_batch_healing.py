@@ -442,3 +442,34 @@ def test_a_file_that_cannot_be_opened_in_its_place_ends_the_replica(what: str, m
     partition = open_directory(disk).partition(0)
     log.check(partition)
     log.check_files(disk, HOME, KEY)
+
+
+@pytest.mark.parametrize("is_proven", [False, True])
+def test_a_bad_sector_in_the_last_segment_is_damage_and_is_healed(is_proven: bool) -> None:
+    """At the start it refused the replica, and behind the checkpoint each opening by an owner, although the segment could
+    be had from the other replicas."""
+    log = in_an_open_segment()
+    first_id = segments_of(log.batches)[-1][0].first_id
+    path = f"{HOME}/{segment_name(first_id)}"
+    disk, partition = written(log)
+
+    def fail(kind: str, where: str) -> None:
+        if kind == "read" and where == path:
+            disk.faults[disk.steps] = Fault.IO_ERROR
+
+    if is_proven:
+        partition.close()
+    disk.kill()
+    if is_proven:
+        partition = open_directory(disk).partition(0)
+    disk.observer = fail
+    if not is_proven:
+        partition = open_directory(disk).partition(0)
+    status = partition.open_session(4)
+    assert [finding.code for finding in status.findings] == [Code.UNREADABLE]
+    assert status.damaged_segments == (first_id,)
+    disk.observer = None  # the file of another replica gets other sectors
+    install(partition, first_id, log.files(KEY)[segment_name(first_id)])
+    assert partition.status().is_sound
+    log.check(partition)
+    log.check_files(disk, HOME, KEY)
