@@ -168,10 +168,13 @@ class Scrub:
         """On the thread. Segments that are known to be damaged are left out: their owners heal them."""
         found: list[Sealed] = []
         for partition in self._replicas.directory.partitions():
-            known = partition.status().damaged_segments
             try:
+                known = partition.status().damaged_segments
                 sizes = {entry.name: entry.size for entry in self._disk.list(partition.directory)}
             except PathMissing:  # the replica was removed meanwhile
+                continue
+            except WaltzError as error:
+                log.warning("%s the scrub could not list partition %d: %s", error.code, partition.number, error.message)
                 continue
             found += [
                 Sealed(partition.number, first_id, last_id + 1, sizes.get(segment_name(first_id), 0))

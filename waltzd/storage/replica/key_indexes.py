@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import NamedTuple, TypeVar
 
 from waltzd.disk.seam import join, opened
-from waltzd.errors import NeedsBatches, Trimmed
+from waltzd.errors import NeedsBatches, Trimmed, WaltzError
 from waltzd.errors.operations import DiskFull, ReadFailed
 from waltzd.format.key_index import (
     KeyHeader,
@@ -180,7 +180,7 @@ class KeyIndexes:
     def _has_batches(self, first_id: int) -> bool:
         try:
             return isinstance(self._segments.segment_with(first_id)[0], BatchSegment)
-        except (Suspect, Trimmed, ReadFailed):  # its next reader examines it
+        except (Suspect, WaltzError):  # its next reader examines it, or fails
             return False
 
     def write(self, first_id: int) -> None:

@@ -662,10 +662,11 @@ class Partition:
         return list(self._keys.unwritten)
 
     def missing_keys(self) -> list[int]:
-        """Return the first ids of sealed segments of format 1 without a key index; none if the replica was removed."""
+        """Return the first ids of sealed segments of format 1 without a key index; none if the replica was removed, or its
+        directory cannot be listed."""
         try:
             return self._keys.missing()
-        except PathMissing:
+        except WaltzError:
             return []
 
     def segment_bytes(self, first_id: int) -> int:

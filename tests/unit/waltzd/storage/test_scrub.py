@@ -13,11 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from tests.simulation.sample import begin
+from tests.simulation.sample import begin, open_directory
 from tests.unit.keeping import begun
 from tests.unit.waltzd.storage.replica import test_key_indexes
-from waltzd.disk.simulated import Fault, SimDisk
-from waltzd.errors.operations import FlushFailed, ReadFailed
+from waltzd.disk.simulated import Fault, SimDisk, SimFile
+from waltzd.errors.operations import FlushFailed, NoPermission, ReadFailed
+from waltzd.format.layout import segment_name
 from waltzd.storage.scrub import (
     BYTES_PER_SECOND,
     INDEX_SECONDS,
@@ -221,3 +222,47 @@ def test_a_replica_that_is_removed_between_two_looks_ends_nothing() -> None:
     scrub = Scrub(replicas, disk, run, period_seconds=WEEK, clock=disk.now_ms)
     assert asyncio.run(scrub.step()) > 0
     assert scrub.round.partition == 1
+
+
+def test_a_segment_file_that_may_not_be_opened_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody had copied it back as root. The storage ended by a mistake in Waltz itself, at each start again."""
+    disk, partition, _ = test_key_indexes.written()
+    missing = partition.missing_keys()
+    disk.kill()
+    partition = open_directory(disk).partition(0)
+    path = f"{partition.directory}/{segment_name(missing[0])}"
+    open_ = disk.open
+
+    def refuse(name: str, *, write: bool = False) -> SimFile:
+        if name == path:
+            raise NoPermission(f"opening {name}")
+        return open_(name, write=write)
+
+    indexer = indexer_of(cast(Any, partition))
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "open", refuse)
+        while asyncio.run(indexer.step()) != INDEX_SECONDS:
+            continue
+    assert partition.missing_keys() == missing[:1]
+
+
+def test_a_directory_that_cannot_be_listed_ends_neither_the_scrub_nor_the_indexer(caplog: pytest.LogCaptureFixture) -> None:
+    disk, directory, partition = begun(20)
+    other = begin(directory, 1, records=20)
+    replicas: Any = SimpleNamespace(
+        directory=SimpleNamespace(path=directory.path, partitions=lambda: [partition, other]), queue_of=lambda number: None
+    )
+    list_ = disk.list
+
+    def fail(path: str) -> Any:
+        if path == partition.directory:
+            raise ReadFailed(f"listing {path}")
+        return list_(path)
+
+    disk.list = fail  # type: ignore[method-assign]
+    disk.names = lambda path: [entry.name for entry in disk.list(path)]  # type: ignore[method-assign]
+    assert asyncio.run(KeyIndexer(replicas, run, cast(Any, run)).step()) == INDEX_SECONDS
+    scrub = Scrub(replicas, disk, run, period_seconds=WEEK, clock=disk.now_ms)
+    assert asyncio.run(scrub.step()) > 0
+    assert scrub.round.partition == 1
+    assert "listing" in caplog.text
