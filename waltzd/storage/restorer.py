@@ -158,7 +158,8 @@ class Restorer:
         try:
             await queue.call(lambda: partition.write(session, pieces, EMPTY))
         except Diverged:
-            await queue.call(lambda: partition.truncate(session, certain_end(partition)))
+            mark = max(certain_end(partition), pieces[0].first_id - 1)  # what is in front was compared
+            await queue.call(lambda: partition.truncate(session, mark))
             await queue.call(lambda: partition.write(session, pieces, EMPTY))
 
     async def _whole(self, function: Callable[..., T], /, *arguments: object) -> T:

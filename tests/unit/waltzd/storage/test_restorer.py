@@ -178,6 +178,28 @@ def test_a_flush_that_fails_ends_the_storage() -> None:
     assert [type(error) for error in with_restorer(store, test, disk)] == [FlushFailed]
 
 
+def restorer_of(partition: Partition, uploads: Uploads) -> Restorer:
+    """A restorer in a storage with one replica and this archive."""
+    source = ArchivedSource(uploads.log().archive, uploads.manifest, (), None)
+
+    async def find(_: Partition) -> ArchivedSource:
+        return source
+
+    async def in_turn(function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    queue = SimpleNamespace(partition=partition, call=in_turn)
+    home: Any = SimpleNamespace(readable=lambda *_: queue, archiver=SimpleNamespace(source=find))
+    return Restorer(home, partition._context.disk, in_turn, lambda error: None)
+
+
+def completing(mark: int) -> RestoreOrder:
+    nobody = UUID(int=0)
+    return RestoreOrder(
+        store="", archive=nobody, cluster=nobody, partition=0, number=0, sha256="", mark=mark, session=5, completes=True
+    )
+
+
 def test_a_replica_that_was_trimmed_is_completed_from_its_floor_on() -> None:
     """A replica that is filled from the floor on knows of no committed mark before its session begins. What is below its
     floor is not compared: it is committed, and not there."""
@@ -190,21 +212,20 @@ def test_a_replica_that_was_trimmed_is_completed_from_its_floor_on() -> None:
     uploads = Uploads(FaultyStore(), cluster=KEY)
     for first in range(0, 24, 6):  # one of them begins below the floor
         uploads.records(run_for(0, first, 6))
-    source = ArchivedSource(uploads.log().archive, uploads.manifest, (), None)
-
-    async def find(_: Partition) -> ArchivedSource:
-        return source
-
-    async def in_turn(function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(*arguments)
-
-    queue = SimpleNamespace(partition=partition, call=in_turn)
-    home: Any = SimpleNamespace(readable=lambda *_: queue, archiver=SimpleNamespace(source=find))
-    restorer = Restorer(home, partition._context.disk, in_turn, lambda error: None)
-    nobody = UUID(int=0)
-    order = RestoreOrder(
-        store="", archive=nobody, cluster=nobody, partition=0, number=0, sha256="", mark=23, session=5, completes=True
-    )
-    found = asyncio.run(states(restorer, order))
+    found = asyncio.run(states(restorer_of(partition, uploads), completing(23)))
     assert found[-1].status is not None
     assert (found[-1].status.last_id, found[-1].status.committed) == (23, 23)
+
+
+def test_what_differs_behind_an_equal_part_is_cut_alone() -> None:
+    """The records in front of it, which had just been compared and were as uncertain as it, were cut with it: the next
+    piece had no place then, and the rescue ended with W2004."""
+    _, _, partition = begun(10)
+    partition.fence(5, by_operator=True)
+    uploads = Uploads(FaultyStore(), cluster=KEY)
+    uploads.records(run_for(0, 0, 6))
+    uploads.records(run_for(0, 6, 6, size=50))
+    found = asyncio.run(states(restorer_of(partition, uploads), completing(11)))
+    assert found[-1].status is not None
+    assert (found[-1].status.last_id, found[-1].status.committed) == (11, 11)
+    assert partition.read_examined(6, 6, 1).data == run_for(0, 6, 1, size=50).data
