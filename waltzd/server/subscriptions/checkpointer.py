@@ -67,14 +67,14 @@ class GroupCheckpointer:
 
     # -- writing --------------------------------------------------------------------------------------------------------
 
-    async def claim(self, begin: Callable[[], GroupStateWriter]) -> bool:
+    async def claim(self, begin: Callable[[], Awaitable[GroupStateWriter]]) -> bool:
         """Claim the group in a new epoch; return False if that is impossible. A claim without a certain outcome is
         abandoned for one with another epoch."""
         pause = RETRY_SECONDS
         while True:
             try:
                 await self._source.level()
-                writer = begin()
+                writer = await begin()
                 write = writer.write(self._now(), self._source.state_log, is_urgent=True)
                 assert write is not None
                 outcome = await self._source.group_log.append(write.data, write.lock, write.position)

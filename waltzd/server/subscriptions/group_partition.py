@@ -271,7 +271,7 @@ class GroupPartition:
             self._claimed.set_result(None)
             await self._checkpointer.run()
 
-    def _new_writer(self) -> GroupStateWriter:
+    async def _new_writer(self) -> GroupStateWriter:
         state_log, key = self._coordinator.state_log, self.key
         meta, made_at = state_log.groups.get(key.name, (None, None))
         if meta is None or made_at != key.made_at:
@@ -285,6 +285,8 @@ class GroupPartition:
                 check_group_partition(meta, key.partition, self.pipeline, writer.state.reach)
             except GroupBeyondLog as error:
                 self._other = error  # it is claimed nevertheless: only an owner can reset it
+        # After the state was read: a successor of this owner may have written it, and then this session has ended.
+        await self.pipeline.confirm()
         if writer.dropped is not None:
             self._say(
                 f"moves to timeline {lineage.number} of the log, which forks behind id {writer.dropped.fork}: nothing "

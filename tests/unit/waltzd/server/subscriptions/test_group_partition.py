@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -11,6 +13,7 @@ import pytest
 
 from tests.unit.waltzd.server.subscriptions.room import Hand, Room
 from waltzd.client import client
+from waltzd.client.client import Client
 from waltzd.cluster.groups import GroupMeta, GroupStart
 from waltzd.errors import (
     BadArgument,
@@ -40,6 +43,7 @@ from waltzd.protocol.groups import (
     Changed,
     Exhausted,
     GroupTotals,
+    JoinRequest,
     KeyedBy,
     Mode,
     ParkedTransaction,
@@ -58,6 +62,7 @@ from waltzd.server.subscriptions import group_partition
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import GroupLog
 from waltzd.server.subscriptions.group_partition import GroupPartition
+from waltzd.testing.cluster import LocalServer
 
 
 def test_members_share_a_queue_and_what_is_acknowledged_comes_never_again() -> None:
@@ -986,6 +991,60 @@ def test_what_an_owner_says_that_was_replaced_is_never_kept() -> None:
             assert b.epoch == state.epoch + 1
 
     Room.run(story)
+
+
+def test_an_owner_that_was_replaced_without_noticing_claims_no_group() -> None:
+    """It deposed the owner that has the log, and told its member for good that the group is above the end of the log."""
+
+    async def story(room: Room) -> None:
+        await room.append(1)
+        await room.make("mailer")
+        cluster, name = room.cluster, room.cluster.owner(0)
+        old, new = cluster._running(name), cluster._running(cluster.owner(1))
+        assert old is not new, "the old owner still reaches the group log"
+        old._coordinator.disconnect()
+        old._coordinator.lapse()
+        for port in old._ports:
+            port.cut()
+        await room.again_and_again(_owning(new))
+        async with Client([new.meta.listen], connect=cluster.connect) as client:
+            await client.append_many([b"1", b"2"], partition=0)
+        async with _member(room, new, "a") as a:
+            await a.kept((await a.acknowledge(*[one.id for one in await a.take(3)])).number)
+            joining = asyncio.create_task(_member(room, old, "b").__aenter__())
+            assert old.groups is not None
+            while not (at_work := list(old.groups.active)) or not at_work[0]._checkpointer.trouble:
+                assert not joining.done(), joining
+                await asyncio.sleep(0.02)
+            assert a.error is None
+            joining.cancel()
+            await asyncio.gather(joining, return_exceptions=True)
+            assert new.groups is not None
+            assert new.groups.describe("mailer")[0].places[0].epoch == a.epoch
+
+    Room.run(story)
+
+
+def _owning(server: LocalServer) -> Callable[[], Awaitable[Pipeline]]:
+    async def look() -> Pipeline:
+        return server.owner.pipeline(0, None)
+
+    return look
+
+
+@asynccontextmanager
+async def _member(room: Room, server: LocalServer, name: str) -> AsyncIterator[Hand]:
+    """Join through this server, whatever the other servers say of the partition."""
+    hand = Hand(room.cluster.connect(server.meta.listen, room.cluster.meta.key).attend(), name)
+    try:
+        generation = server.owner.topology().places[0].generation
+        key = room.cluster.meta.key
+        await hand.join(
+            JoinRequest(cluster_key=key, partition=0, generation=generation, group="mailer", member=name, room=None)
+        )
+        yield hand
+    finally:
+        await hand.close()
 
 
 def test_a_place_ends_with_its_pipeline() -> None:
