@@ -320,12 +320,12 @@ class PartitionClient:
 
     async def _below(self, error: OtherTimeline, following: Sequence[asyncio.Task[None]]) -> Position | None:
         """Return the position of the view if it is on the log, else None. Transactions that were fed above the fork and
-        not applied are dropped."""
+        not applied are dropped. The running call of the view ends first, however long it takes."""
         fork = error.number("fork")
         if fork is None or self._follower is None:
             return None
         self._follower.stop()
-        await asyncio.wait(following, timeout=self._settings.close_seconds)
+        await asyncio.wait(following)
         try:
             position = await self._ask_view()
         except Exception:  # noqa: BLE001  # the application's code; the partition is stopped for the first reason
@@ -335,7 +335,7 @@ class PartitionClient:
         is_ours = position.timeline == self.mount.timeline or lineage.covers(position.timeline, position)
         # Another process may have taken the view to the current timeline.
         is_on_log = str(position.timeline) == error.facts.get("timeline") or (is_ours and position <= fork)
-        if not following[0].done() or not is_on_log:
+        if not is_on_log:
             return None
         _log.warning("partition %d continues after id %d: %s", self.partition, position, error.message)
         self._follower.forget_above(fork)  # the view may be above the fork, with other transactions

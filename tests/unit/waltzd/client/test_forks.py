@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Coroutine
 from copy import copy, deepcopy
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -380,6 +381,28 @@ def test_a_view_that_another_process_has_taken_below_the_fork_and_on_goes_on() -
             await client.wait_caught_up()
             assert view.payloads == contents(partition)
             assert told == [6], "7 is another transaction now"
+
+    asyncio.run(story())
+
+
+def test_a_view_that_takes_longer_than_a_close_goes_on_below_the_fork() -> None:
+    """It is at the fork when it has applied what it was busy with. The partition was stopped for good before."""
+
+    async def story() -> None:
+        fake, view = FakeCluster(), Held()
+        partition = fake.partitions[0]
+        partition.write(*[b"old %d" % number for number in range(7)])
+        settings = replace(SETTINGS, close_seconds=0.05)
+        async with Client(fake.addresses, connect=fake.connect, view=view, settings=settings) as client:
+            async with asyncio.timeout(5):
+                while len(view.payloads) < 5 or client.status()[0].received < 6:
+                    await asyncio.sleep(0.01)
+            partition.fork(5)
+            partition.write(b"new")
+            await client.wait_stopped(timeout=0.5)
+            view.may_go_on.set()
+            await client.wait_caught_up()
+            assert view.payloads == contents(partition)
 
     asyncio.run(story())
 
