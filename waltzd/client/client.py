@@ -400,10 +400,11 @@ class Client(IterationMethods[E], ConsumerGroups[E], Generic[E]):
                 called. This asks the owner, which asks a majority. False: build on the view as it is, also to decline.
                 By default the view of the partition must have caught up once, because a view that was just opened is
                 empty; after that, `build` sees the view as it is, and only an answer "no" is confirmed on a view that
-                contains everything. A call of the view itself never waits for the view, which would wait for itself.
+                contains everything. By default a call of the view itself does not wait for the view, which would wait
+                for itself; with True it does, until the timeout.
             wait: `"applied"`: return when this client's view has applied the transaction; then `is_applied` of the
                 outcome is True. If that takes longer than `timeout`, the outcome is returned with `is_applied` False:
-                it is committed.
+                it is committed. Do not ask for this in a call of the view.
             timeout: Seconds for the whole call, with the waiting for the view. Without it, each attempt and each wait
                 has `submit_seconds`. What was sent by then and has no outcome is `Unknown`.
             idempotency_key: See `append`. If a transaction with this key is in the partition already, its outcome is
