@@ -189,9 +189,13 @@ def _is_uuid(text: str) -> bool:
         return False
 
 
-def _version(stored: StoredEvent) -> str:
+def _version(originator_id: UUID | str, version: int) -> str:
     """Return the tag of one version of an aggregate."""
-    return f"version:{stored.originator_version}:{_stream(stored.originator_id)}"
+    return f"version:{version}:{_stream(originator_id)}"
+
+
+def _version_of(stored: StoredEvent) -> str:
+    return _version(stored.originator_id, stored.originator_version)
 
 
 def _place(event: Event) -> tuple[UUID | str, int]:
@@ -208,14 +212,14 @@ def _fields(event: Event) -> dict[str, Any]:
 
 def _events_of(stored_events: Sequence[StoredEvent], tags: Sequence[str] = ()) -> list[Event]:
     return [
-        Event(one.topic, _wrapped(bytes(one.state), one), [_stream(one.originator_id), _version(one), *tags])
+        Event(one.topic, _wrapped(bytes(one.state), one), [_stream(one.originator_id), _version_of(one), *tags])
         for one in stored_events
     ]
 
 
 def _versions_of(stored_events: Sequence[StoredEvent]) -> list[QueryItem]:
     """Return items that match events of the same versions. Refuse a version that is given twice."""
-    tags = [_version(one) for one in stored_events]
+    tags = [_version_of(one) for one in stored_events]
     if len(set(tags)) < len(tags):
         raise IntegrityError(f"the events have a version twice: {', '.join(tags)}")
     return [QueryItem(tags=[tag]) for tag in tags]
@@ -251,10 +255,14 @@ class WaltzAggregateRecorder(_Recorder, AggregateRecorder):
         desc: bool = False,
         limit: int | None = None,
     ) -> Sequence[StoredEvent]:
-        """Return the events of an aggregate with versions above `gt` and up to `lte`, in the order of versions."""
-        query = Query([QueryItem(tags=[_stream(originator_id)])])
-        is_cut = limit is not None and limit > 0 and gt is None and lte is None
-        found = self._read(query, limit=limit if is_cut else None, newest_first=desc).events
+        """Return the events of an aggregate with versions above `gt` and up to `lte`, in the order of versions. What was
+        recorded before version `gt`, which a snapshot has, is not read."""
+        query, after = Query([QueryItem(tags=[_stream(originator_id)])]), None
+        if gt is not None:
+            known = self._read(Query([QueryItem(tags=[_version(originator_id, gt)])]), limit=1).events
+            after = known[0].position if known else None
+        is_cut = limit is not None and limit > 0 and (gt is None or after is not None) and lte is None
+        found = self._read(query, after=after, limit=limit if is_cut else None, newest_first=desc).events
         stored = [StoredEvent(**_fields(one.event)) for one in found]
         return [
             one

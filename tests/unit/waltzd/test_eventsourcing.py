@@ -206,6 +206,28 @@ def test_applications_and_purposes_do_not_see_each_other() -> None:
     assert [len(recorder.select_notifications(None, 9)) for recorder in recorders[:2]] == [1, 1]
 
 
+def test_behind_a_snapshot_only_what_follows_it_is_read() -> None:
+    recorder, rows = factory().application_recorder(), 0
+    for number in range(1, 11):
+        recorder.insert_events([StoredEvent("account", number, "opened", b"")])
+    read = recorder._store._read
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal rows
+        found = read(*arguments, **options)
+        rows += len(found.events)
+        return found
+
+    with mock.patch.object(recorder._store, "_read", counted):
+        assert [one.originator_version for one in recorder.select_events("account", gt=8)] == [9, 10]
+        assert rows == 3, "the event of the snapshot, and those behind it"
+        for gt, limit, wanted in ((10, None, []), (11, None, range(0)), (8, 1, [9]), (0, 2, [1, 2]), (-1, 1, [1])):
+            found = recorder.select_events("account", gt=gt, limit=limit)
+            assert [one.originator_version for one in found] == list(wanted)
+        assert [one.originator_version for one in recorder.select_events("account", gt=8, desc=True)] == [10, 9]
+        assert [one.originator_version for one in recorder.select_events("account", gt=7, lte=9, limit=1)] == [8]
+
+
 def test_a_tracking_id_alone_is_no_notification() -> None:
     recorder = factory().process_recorder()
     for number in (1, 2, 3):
