@@ -410,7 +410,7 @@ class SqlView(Generic[E_contra]):
             if end_of_part(part, 0, 1) == len(part):
                 raise
         reached, start = part[0].id - 1, 0
-        while start < len(part):
+        while start < len(part) and reached >= part[start].id - 1:  # else another process has moved the position
             stop = end_of_part(part, start, 1)
             reached, start = max(reached, self._apply_part(part[start:stop])), stop
         return reached
@@ -458,7 +458,7 @@ class SqlView(Generic[E_contra]):
             )
         if kept.lineage == lineage:
             return found
-        if found != EMPTY and lineage.current in kept.lineage:  # another process is further
+        if lineage.current in kept.lineage:  # another process is further
             self._lineages[partition] = kept.lineage
             self._lineage_of(part)
             return found

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from uuid import UUID
 
 import pytest
@@ -18,10 +19,21 @@ from waltzd import Token, Transaction
 from waltzd.client.delivery import Delivery
 from waltzd.client.follower import Follower, call_here
 from waltzd.client.view import Decision
-from waltzd.errors import BadArgument, InboxPruned, NotApplied, OtherTimeline, ViewBehind, ViewStopped, WaltzError
+from waltzd.errors import (
+    ApplyFailed,
+    BadArgument,
+    DatabaseUnavailable,
+    InboxPruned,
+    NotApplied,
+    OtherTimeline,
+    ViewBehind,
+    ViewStopped,
+    WaltzError,
+)
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.sql import SqlInbox, SqlView, sqlite
+from waltzd.sql.view import Part
 from waltzd.testing import BlockingCluster, LocalCluster
 
 CLUSTER = UUID(int=7)
@@ -252,6 +264,56 @@ def test_what_was_fed_above_the_fork_is_not_taken_for_what_another_process_appli
     new.apply_all(log.feed(0))
     with pytest.raises(OtherTimeline):
         old.apply_all(before)
+    assert content(engine) == log.rows
+
+
+def test_a_process_that_was_fed_before_the_fork_does_not_take_an_empty_view_back(engine: Engine) -> None:
+    log, old = Log(), view_of(engine)
+    log.grow(20)
+    before = log.feed(0)
+    log.fork(9)
+    log.grow(20)
+    empty = view_of(engine)
+
+    def fail(connection: Connection, given: Part) -> None:
+        raise DatabaseUnavailable("it moves the view to the new timeline, and dies")
+
+    with mock.patch.object(empty, "_call_application", fail), pytest.raises(DatabaseUnavailable):
+        empty.apply_all(log.feed(0))
+    position = old.read_position(0)
+    assert (position, position.timeline) == (-1, log.lineage.current)
+    with pytest.raises(OtherTimeline):
+        old.apply_all(before)
+    old.apply_all(before[:10])
+    view_of(engine).apply_all(log.feed(10))
+    assert content(engine) == log.rows
+
+
+def test_a_view_that_another_process_moves_to_the_new_timeline_between_two_tries_goes_on(engine: Engine) -> None:
+    log, old, new = Log(), view_of(engine), view_of(engine)
+    log.grow(20)
+    before = log.feed(5, 9)
+    new.apply_all(log.feed(0, 4))
+    log.fork(9)
+    log.grow(20)
+    after, failures = log.feed(5), list[int]()
+
+    def fail_once(connection: Connection, given: Part) -> None:
+        if not failures:
+            failures.append(given[0].id)
+            raise ApplyFailed("it is tried one by one from now on", partition=0, id=9)
+        call(connection, given)
+
+    def moved(part: Part) -> int:
+        if failures and not old._lineages:
+            kept = new._read(0)
+            new._positions.go_over(0, kept, log.lineage)
+        return apply_part(part)
+
+    call, apply_part = old._call_application, old._apply_part
+    with mock.patch.object(old, "_call_application", fail_once), mock.patch.object(old, "_apply_part", moved):
+        old.apply_all(before)
+    new.apply_all(after[5:])
     assert content(engine) == log.rows
 
 
