@@ -267,7 +267,12 @@ class Connection(asyncio.BufferedProtocol):
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         quiet = loop.time() - self._heard
-        if self._is_paused or self._nonsense is not None or self._is_ended:
+        is_over = self._nonsense is not None or self._is_ended
+        if is_over and not self._may_write.is_set():
+            if quiet >= 2 * self._quiet_seconds:
+                self.lose(CannotConnect(f"the other side had ended, and took nothing for {quiet:.0f} seconds"))
+                return
+        elif self._is_paused or is_over:
             self._heard = loop.time()  # we do not listen, so nothing can be heard
             if self._tells_when_full and self._may_write.is_set():
                 self._put(Kind.ALIVE, ())

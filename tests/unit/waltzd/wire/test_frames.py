@@ -417,6 +417,38 @@ def test_who_is_quiet_is_asked_and_who_does_not_answer_is_lost() -> None:
     on_virtual_time(check())
 
 
+@pytest.mark.parametrize("ends_by_itself", [False, True])
+def test_who_is_no_longer_listened_to_and_takes_nothing_is_lost(ends_by_itself: bool) -> None:
+    """A sender waited for ever: such a connection is not asked for a heartbeat, and to close it ends nothing."""
+
+    async def check() -> None:
+        connection, wire = Connection(BYTES_MAX), Clogged()
+        connection.connection_made(wire)
+        connection.pause_writing()
+        if ends_by_itself:
+            closed_by_the_other_side(connection, wire)
+        else:
+            put(connection, HEAD.pack(0, 255), [5])
+            with pytest.raises(BadFrame):
+                await connection.receive()
+        async with asyncio.timeout(10 * QUIET_SECONDS):
+            with pytest.raises(CannotConnect, match="took nothing"):
+                await connection.send(Kind.REFUSED, (b"why",))
+        assert wire.is_aborted
+
+    on_virtual_time(check())
+
+
+def test_who_is_no_longer_listened_to_and_takes_what_comes_is_not_lost() -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        connection.eof_received()
+        await asyncio.sleep(10 * QUIET_SECONDS)
+        assert not connection.is_lost
+
+    on_virtual_time(check())
+
+
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_connection_ends_within_five_seconds_of_its_certificate(is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However seldom it is asked for a heartbeat, and also where nothing is read of it."""
