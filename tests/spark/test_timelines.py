@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -20,7 +22,7 @@ from waltz_spark.export.tasks import Job
 from waltz_spark.log.archive_segments import ArchiveSegments, Contents
 from waltz_spark.log.arrow import SCHEMA
 from waltz_spark.log.directory_origin import DirectoryOrigin
-from waltz_spark.log.live_origin import JoinedOrigin, LiveOrigin
+from waltz_spark.log.live_origin import JoinedOrigin, LiveOrigin, Route
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.plan import Sizing
 from waltz_spark.table.columns import Projection
@@ -32,13 +34,15 @@ from tests.spark.test_directory_origin import hard_state, log_of, read_all, stor
 from tests.spark.test_manifest import SHAPE, piece_of
 from tests.spark.test_stream import FakeLog, batch, reader_of, told
 from waltzd.archive.manifest import Entry
+from waltzd.client.routes import Routes
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import OtherTimeline
+from waltzd.errors import OtherTimeline, WaltzError
 from waltzd.errors.operations import ControlDamaged, PositionUnknown
 from waltzd.format.layout import CONTROL_NAME, HARD_STATE_BYTES, HARD_STATE_NAME, HEADER_BYTES, IDENTITY_NAME
 from waltzd.format.record import Run as Records
 from waltzd.format.record import encode_payloads
 from waltzd.protocol import positions
+from waltzd.protocol.batches import PartitionLocation
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.testing import BlockingCluster
 
@@ -372,3 +376,35 @@ def test_what_a_rescue_gave_up_is_not_read_from_a_replica_that_still_has_it(monk
         runs = [run for each in origin.catalog().extents for run in origin.read(each, each.span, batch_bytes=1 << 20)]
         payloads = [run.record(number).payload for run in runs for number in range(len(run))]
         assert payloads == [b"kept"] * (FORK + 11)
+
+
+class Stale:
+    """Routes to an owner of partition 0 that was replaced without noticing, and knows no fork."""
+
+    async def find(self, partition: int) -> PartitionLocation:
+        return PartitionLocation(generation=1, server="s", address="s:1")
+
+    @asynccontextmanager
+    async def at(self, address: str) -> AsyncIterator[Stale]:
+        yield self
+
+    def failed(self, partition: int, place: PartitionLocation, error: WaltzError) -> None:
+        """The owner is asked once."""
+
+    async def fetch(
+        self, partition: int, first_id: int, last_id: int, *, with_locks: bool, timeline: UUID | None = None
+    ) -> AsyncGenerator[Records, None]:
+        if timeline is not None:
+            NEVER_FORKED.check(timeline, last_id, what="the reader", partition=partition)
+        yield cast(Records, object())
+
+
+def test_an_owner_that_knows_no_fork_gives_nothing_above_it() -> None:
+    async def read(span: Span, timeline: UUID) -> int:
+        where = cast(Routes, Stale())
+        route = Route(KEY, (), (), timeline=timeline)
+        return len([run async for run in LiveOrigin._fetched(where, route, 0, span, with_locks=False)])
+
+    assert asyncio.run(read(Span(0, 90), FIRST)) == 1
+    with pytest.raises(OtherTimeline):
+        asyncio.run(read(Span(FORK + 1, 90), LATER))

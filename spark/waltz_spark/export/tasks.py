@@ -43,7 +43,7 @@ from waltz_spark.log.origin import NO_THROTTLE, Origin, Span, Throttle, check_re
 from waltz_spark.log.plan import Split
 from waltz_spark.payloads.decoders import Decoder
 from waltz_spark.table.columns import record_batch
-from waltzd.errors import WaltzError
+from waltzd.errors import OtherTimeline, WaltzError
 from waltzd.errors.operations import ExportDamaged
 from waltzd.protocol.timelines import FIRST
 
@@ -128,8 +128,10 @@ def _written(job: Job, given: Assignment, place: str) -> Piece:
         sink = _Sink(file)
         try:
             proof = _fill(job, given, sink)
-        except BaseException:
+        except BaseException as error:
             sink.abandon()
+            if isinstance(error, OtherTimeline):  # of an owner: what it means for the export is said by the check
+                _check_log(job, given)
             raise
     if job.destination.size(place) != sink.size:
         raise ExportDamaged(
@@ -137,15 +139,19 @@ def _written(job: Job, given: Assignment, place: str) -> Piece:
             not_done=f"ids {given.span.first} to {given.span.last} of partition {given.partition} were not exported",
             next_step="look at the file system of the output, then run the same command again",
         )
+    _check_log(job, given)
+    return Piece(
+        path=given.path, partition=given.partition, span=given.span, data_bytes=proof.data_bytes, crc=proof.crc,
+        size=sink.size, sha256=sink.digest(), times=proof.times, beside=proof.beside,
+    )  # fmt: skip
+
+
+def _check_log(job: Job, given: Assignment) -> None:
     check_read(
         job.origin, given.partition, given.span, job.timelines.get(given.partition, FIRST),
         route=job.routes.get(given.partition),
         not_done="the file is in no export, and the export was left as it is",
         next_step="run the same command again: it goes on if the export ends at or below the fork",
-    )  # fmt: skip
-    return Piece(
-        path=given.path, partition=given.partition, span=given.span, data_bytes=proof.data_bytes, crc=proof.crc,
-        size=sink.size, sha256=sink.digest(), times=proof.times, beside=proof.beside,
     )  # fmt: skip
 
 

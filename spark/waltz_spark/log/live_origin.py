@@ -218,7 +218,8 @@ class Route:
     replicas: tuple[tuple[str | None, str], ...]
     """Name, if known, and address of each storage; members of the replica set come first."""
     timeline: UUID = FIRST
-    """Timeline of the log: a replica may still have what an operator gave up, above the fork."""
+    """Timeline of the log: a replica, or an owner that was replaced, may still have what an operator gave up, above the
+    fork."""
 
     def in_turn(self, partition: int, first_id: int) -> Sequence[tuple[str | None, str]]:
         """Return the storages in an order that depends on the ids, to spread readers over replicas."""
@@ -495,7 +496,7 @@ class LiveOrigin(Origin):
         route: Route = extent.place
         number, next_id = extent.partition, span.first
         said: list[str] = []
-        has_left = False
+        has_left, refused = False, None
         sources = [
             (name or address, functools.partial(self._of_replica, route, name, address))
             for name, address in (route.in_turn(number, span.first) if self._may_read_replicas else ())
@@ -514,10 +515,13 @@ class LiveOrigin(Origin):
                 said.append(f"{who}: it ended in front of id {next_id}")
             except WaltzError as error:
                 said.append(f"{who}: {error.message}")
+                refused = error if isinstance(error, OtherTimeline) else None
                 has_left = has_left or isinstance(error, Trimmed | OnlyInArchive)
                 # A replica that is slightly behind, or has trimmed archived records, is normal.
                 level = logging.DEBUG if isinstance(error, BeyondLog | Trimmed) else logging.WARNING
                 _log.log(level, "ids from %d of partition %d are asked of another one. %s", next_id, number, said[-1])
+        if refused is not None:  # by the owner, who knows best
+            raise refused
         raise LogUnreadable(
             f"no storage and no server returned ids {next_id} to {span.last} of partition {number}. {'; '.join(said)}",
             next_step="they have left the storages: name the archive beside the cluster, as `archive` of the reader or "
@@ -551,7 +555,7 @@ class LiveOrigin(Origin):
             while next_id <= span.last:
                 try:
                     rest = Span(next_id, span.last)
-                    async with aclosing(self._fetched(where, number, rest, with_locks=with_locks)) as runs:
+                    async with aclosing(self._fetched(where, route, number, rest, with_locks=with_locks)) as runs:
                         async for run in runs:
                             yield run
                             next_id, attempt, until = run.last_id + 1, 0, loop.time() + self.seconds
@@ -562,13 +566,15 @@ class LiveOrigin(Origin):
                     attempt += 1
 
     @staticmethod
-    async def _fetched(where: Routes, number: int, span: Span, *, with_locks: bool) -> AsyncGenerator[Run, None]:
+    async def _fetched(
+        where: Routes, route: Route, number: int, span: Span, *, with_locks: bool
+    ) -> AsyncGenerator[Run, None]:
         place = await where.find(number)
         assert place.address is not None
         try:
             async with (
                 where.at(place.address) as port,
-                aclosing(port.fetch(number, span.first, span.last, with_locks=with_locks)) as runs,
+                aclosing(port.fetch(number, span.first, span.last, with_locks=with_locks, timeline=route.timeline)) as runs,
             ):
                 async for run in runs:
                     yield run

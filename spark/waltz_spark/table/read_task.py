@@ -24,7 +24,7 @@ from waltz_spark.log.plan import Part, Sizing, Split, plan
 from waltz_spark.log.selection import FAIL_ON_DATA_LOSS
 from waltz_spark.table.columns import Projection, Surroundings
 from waltz_spark.table.pushdown import EVERYTHING, HIGHEST, LOWEST, TIMES, UNFILTERED, Filters, Ranges
-from waltzd.errors import WaltzError
+from waltzd.errors import OtherTimeline, WaltzError
 from waltzd.format.record import NO_TIME
 from waltzd.protocol.timelines import FIRST
 
@@ -59,12 +59,16 @@ class Reading:
         if not isinstance(task, Task):
             return  # without tasks, Spark makes one of its own
         with explained_errors():
-            for part in task.split.parts:
-                around = self._around(part.extent)
-                for run, groups in self._rows(part):
-                    batch = self.projection.batch(run, around, self.filters, groups)
-                    if batch.num_rows:
-                        yield batch
+            try:
+                for part in task.split.parts:
+                    around = self._around(part.extent)
+                    for run, groups in self._rows(part):
+                        batch = self.projection.batch(run, around, self.filters, groups)
+                        if batch.num_rows:
+                            yield batch
+            except OtherTimeline:  # of an owner: what it means for the batch is said by the check
+                self._check_log(task)
+                raise
             self._check_log(task)
 
     def _check_log(self, task: Task) -> None:
