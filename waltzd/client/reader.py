@@ -204,12 +204,15 @@ class Reader:
         """Return transactions of a range of ids in the timeline with this identity; None for the current log."""
         if (after is not None and since is not None) or (through is not None and before is not None):
             raise BadArgument("give one of `after` and `since`, and one of `through` and `before`")
+        asked: Position | None = None
         if since is not None:
-            after = await self.position_at(partition, since, timeout=timeout)
+            after = asked = await self.position_at(partition, since, timeout=timeout)
         if before is not None:
-            through = await self.position_at(partition, before, timeout=timeout)
+            through = asked = await self.position_at(partition, before, timeout=timeout)
         elif through is None:
-            through = await self.end_position(partition, timeout=timeout)
+            through = asked = await self.end_position(partition, timeout=timeout)
+        if timeline is None and asked is not None:
+            timeline = asked.timeline
         first_id = checked_position(EMPTY if after is None else after) + 1
         last_id = min(checked_position(through), first_id + READ_IDS_MAX - 1)
         if last_id < first_id:
@@ -472,6 +475,7 @@ class ReadMethods(Generic[E]):
         Raises:
             BeyondLog: An id of the range is not committed yet.
             NeedsBatches: See `position_at`.
+            OtherTimeline: An operator ended the log below the range during the call.
             CannotConnect: The owner did not answer in time.
             BadArgument, ClientClosed: Ids or times are wrong, there is no such partition, or the client is not open.
         """

@@ -467,6 +467,22 @@ def test_a_position_a_token_a_feed_and_a_scan_of_what_was_given_up_are_refused()
     asyncio.run(story())
 
 
+def test_what_is_read_up_to_the_end_or_from_a_time_on_has_the_timeline_of_the_log() -> None:
+    async def story() -> None:
+        fake = FakeCluster(format=1)
+        partition = fake.partitions[0]
+        partition.write(*[b"old"] * 10)
+        partition.fork(5)
+        partition.write(*[b"new"] * 10)
+        async with client_of(fake) as client:
+            for found in (await client.read_some(0, after=6), await client.read_some(0, since=0, before=1 << 60)):
+                assert found[-1].position.timeline == partition.lineage.current
+                ids = [one.id async for one in client.scan(0, after=found[-2].position)]
+                assert ids == [found[-1].id]
+
+    asyncio.run(story())
+
+
 def test_a_key_that_was_given_up_is_not_found_again() -> None:
     async def story() -> None:
         fake = FakeCluster(format=1)
