@@ -62,6 +62,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.errors.operations import ClockAhead
+from waltzd.format.layout import ID_MAX
 from waltzd.format.record import Run
 from waltzd.protocol.batches import FeedMode, HeadFeed, Registration
 from waltzd.protocol.positions import Position, timeline_of
@@ -539,12 +540,14 @@ class PartitionClient:
             async with asyncio.timeout_at(deadline):
                 await self._is_ready.wait()
                 self._check()
-                self.check_timeline(id, "the transaction that is waited for")
-                while self.position < id:
+                while (is_later := self._is_later(id)) or self.position < id:
+                    if not is_later:
+                        self.check_timeline(id, "the transaction that is waited for")
                     assert self._follower is not None
-                    await self._follower.reached(id)  # returns also when the partition is mounted again
+                    # Returns also when the partition is mounted again.
+                    await self._follower.reached(ID_MAX if is_later else id)
                     self._check()
-                    self.check_timeline(id, "the transaction that is waited for")
+                self.check_timeline(id, "the transaction that is waited for")
         except TimeoutError:
             raise self._not_applied(id, seconds) from None
 
@@ -586,11 +589,19 @@ class PartitionClient:
 
     async def _check_id(self, id: int, seconds: float) -> None:
         """Raise `BeyondLog` if no transaction has this id: the token is made up, or of another cluster."""
-        if id > max(self.mount.known, self._end_known) and id > (end := await self.confirmed_end(seconds)):
+        lineage = self.mount.lineage
+        is_known = id <= max(self.mount.known, self._end_known) and (lineage is None or timeline_of(id) in lineage)
+        if not is_known and id > (end := await self.confirmed_end(seconds)):
             raise BeyondLog(
                 f"there is no transaction {id} in partition {self.partition}, whose highest committed id is {end}",
                 next_step="wait for what this cluster has committed: is the token from another one?",
             )
+
+    def _is_later(self, id: Position) -> bool:
+        """Return whether the id is of a timeline that the owner named when it was asked, and that the mount does not know
+        yet."""
+        lineage = self.mount.lineage
+        return lineage is not None and id.timeline not in lineage and id.timeline == timeline_of(self._known)
 
     @property
     def _end_known(self) -> int:

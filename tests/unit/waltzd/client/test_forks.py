@@ -385,6 +385,33 @@ def test_a_view_that_another_process_has_taken_below_the_fork_and_on_goes_on() -
     asyncio.run(story())
 
 
+def test_who_waits_for_a_timeline_that_the_mount_does_not_know_yet_waits_for_the_next_mount() -> None:
+    """The owner of the mount was replaced, and the link to it is not lost yet; others have asked its successor."""
+
+    async def story() -> None:
+        fake, view = FakeCluster(), Listing()
+        partition = fake.partitions[0]
+        partition.write(*[b"old %d" % number for number in range(10)])
+        async with client_of(fake, view) as client:
+            await client.wait_caught_up()
+            timeline = UUID(int=1000)
+            partition.lineage = partition.lineage.forked(
+                identity=timeline, fork=9, session=partition.session, cause="a test", began="", who=""
+            )
+            waits = [
+                asyncio.create_task(wait)
+                for wait in (client.wait_caught_up(), client.wait_applied(Token(0, 4, timeline)))
+            ]
+            await asyncio.sleep(0.1)
+            assert not any(wait.done() for wait in waits), waits
+            partition.end_session(silently=True)
+            await asyncio.gather(*waits)
+            with pytest.raises(OtherTimeline):
+                await client.wait_applied(Token(0, 4, SECOND))
+
+    asyncio.run(story())
+
+
 def test_a_view_that_takes_longer_than_a_close_goes_on_below_the_fork() -> None:
     """It is at the fork when it has applied what it was busy with. The partition was stopped for good before."""
 
