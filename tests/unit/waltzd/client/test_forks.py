@@ -399,8 +399,7 @@ def test_who_waits_for_a_timeline_that_the_mount_does_not_know_yet_waits_for_the
                 identity=timeline, fork=9, session=partition.session, cause="a test", began="", who=""
             )
             waits = [
-                asyncio.create_task(wait)
-                for wait in (client.wait_caught_up(), client.wait_applied(Token(0, 4, timeline)))
+                asyncio.create_task(wait) for wait in (client.wait_caught_up(), client.wait_applied(Token(0, 4, timeline)))
             ]
             await asyncio.sleep(0.1)
             assert not any(wait.done() for wait in waits), waits

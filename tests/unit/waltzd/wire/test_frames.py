@@ -441,7 +441,7 @@ def test_who_is_no_longer_listened_to_and_takes_nothing_is_lost(ends_by_itself: 
 
 def test_who_is_no_longer_listened_to_and_takes_what_comes_is_not_lost() -> None:
     async def check() -> None:
-        connection, wire = standing()
+        connection, _ = standing()
         connection.eof_received()
         await asyncio.sleep(10 * QUIET_SECONDS)
         assert not connection.is_lost
