@@ -17,6 +17,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import isfinite
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -316,7 +317,7 @@ class PydanticEvents(_Events[E]):
     def _payload(self, kind: EventType[E], value: E) -> bytes:
         adapter = self._adapters[kind.name]
         body = adapter.dump_json(value, by_alias=True)
-        _check_numbers(value, adapter.dump_python, body)
+        _check_numbers(value, partial(adapter.dump_python, mode="json", by_alias=True), body)
         return b'{"type":%s,"version":%d,"data":%s}' % (_json(kind.name), kind.version, body)
 
     def _open(self, payload: bytes) -> tuple[str, int, Any]:
@@ -364,7 +365,8 @@ class MsgspecEvents(_Events[E]):
         self._unreadable = (spec.MsgspecError, ValueError, RecursionError)
         self._form = form
         self._convert: Callable[[Any, type[E]], E] = spec.convert
-        self._to_builtins: Callable[[E], Any] = spec.to_builtins
+        # JSON that an event holds as it is (`Raw`) is the only thing that `encode` takes and `to_builtins` does not.
+        self._to_builtins: Callable[[E], Any] = partial(spec.to_builtins, enc_hook=spec.json.decode)
         module = getattr(spec, form)
         self._encode: Callable[[Any], bytes] = module.encode
         self._plain: Callable[[msgspec.Raw], Any] = module.decode

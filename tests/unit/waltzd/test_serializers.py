@@ -208,6 +208,12 @@ class Texted(Price, ser_json_inf_nan="strings"):
     pass
 
 
+class Mapped(Price):
+    @pydantic.field_serializer("at_most", when_used="json")
+    def _limit(self, value: float | None) -> float | None:
+        return None if value == float("inf") else value
+
+
 class PriceStruct(msgspec.Struct):
     note: str | None = None
     at_most: float | None = None
@@ -227,6 +233,26 @@ def test_a_number_that_json_has_not_is_refused_before_it_is_in_the_log() -> None
     assert serializers[0].decode(serializers[0].encode(text)) == text, "a model may write it as a text, and read that"
     packed = MsgspecEvents[Any](EventType(PriceStruct, "price"), form="msgpack")
     assert packed.decode(packed.encode(PriceStruct(at_most=float("inf")))).at_most == float("inf")
+
+
+def test_a_model_may_write_infinity_as_null_by_itself() -> None:
+    serializer = PydanticEvents[Mapped](EventType(Mapped, "mapped"))
+    assert serializer.decode(serializer.encode(Mapped(at_most=float("inf")))) == Mapped()
+    with pytest.raises(BadArgument, match="a number that is not finite"):
+        serializer.encode(Mapped(each={"eur": [float("nan")]}))
+
+
+class Forwarded(msgspec.Struct):
+    content: msgspec.Raw
+    at_most: float | None = None
+
+
+def test_json_that_a_struct_holds_as_it_is_may_have_null() -> None:
+    serializer = MsgspecEvents[Forwarded](EventType(Forwarded, "forwarded"))
+    content = msgspec.Raw(b'{"note":null}')
+    assert serializer.decode(serializer.encode(Forwarded(content))).content == content
+    with pytest.raises(BadArgument, match="a number that is not finite"):
+        serializer.encode(Forwarded(content, float("nan")))
 
 
 def test_plain_values() -> None:
