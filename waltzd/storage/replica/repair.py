@@ -20,7 +20,7 @@ import numpy as np
 
 from waltzd.disk.seam import Buffer, File, join
 from waltzd.errors import TooLarge, WaltzError
-from waltzd.errors.operations import HeaderDamaged, NotNextId, ReadFailed, UnfitSegment
+from waltzd.errors.operations import HeaderDamaged, NotNextId, ReadFailed, TooManyFiles, UnfitSegment
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
 from waltzd.format.finding import Code, Finding
@@ -493,17 +493,19 @@ class Healing:
     def _stand(self) -> None:
         self._segments.refresh_end()
         if not self._damage or self._damage.is_only_short:
-            self._segments.finish()
+            with contextlib.suppress(TooManyFiles):  # the next append writes the footer
+                self._segments.finish()
 
     def _preceding_end(self, first_id: int) -> PrecedingEnd:
         """Return what is known of the segment before this one; nothing if that was trimmed."""
         if 0 < first_id == self._segments.first_ids[0]:
             return PrecedingEnd()
-        try:
+        end = footer = None
+        with contextlib.suppress(Suspect):
             end = self._segments.preceding_end(first_id) or End()
-        except Suspect:
-            end = None
-        return PrecedingEnd(end, self._segments.preceding_footer_hash(first_id))
+        with contextlib.suppress(TooManyFiles):
+            footer = self._segments.preceding_footer_hash(first_id)
+        return PrecedingEnd(end, footer)
 
     def end_of(self, position: int, mark: int) -> tuple[int, int]:
         """Return where to cut after `mark` in the segment at `position`, and the next id there. If a batch goes beyond

@@ -147,7 +147,7 @@ class SegmentList:
 
     def finish(self) -> None:
         """Write the footer of a full active segment, if it has none. Raise `Suspect` if the preceding footer cannot be
-        read."""
+        read, `TooManyFiles` if its segment cannot be opened now: the next append writes it."""
         active = self.active
         if isinstance(active, BatchSegment) and active.is_full and not active.has_footer:
             before = self.preceding_footer_hash(active.first_id)
@@ -156,7 +156,8 @@ class SegmentList:
             active.write_footer(before)
 
     def preceding_footer_hash(self, first_id: int) -> bytes | None:
-        """Return the hash of the footer of the preceding segment; None if it cannot be read."""
+        """Return the hash of the footer of the preceding segment; None if it cannot be read. Raise `TooManyFiles` if that
+        tells nothing about the segment."""
         if self._chain is None or self._chain[0] != first_id:
             found = self._preceding_footer_hash(first_id)
             self._chain = None if found is None else (first_id, found)
@@ -172,6 +173,8 @@ class SegmentList:
             if not isinstance(front, BatchSegment):
                 return NO_HASH
             return front.footer_hash() if last_id == first_id - 1 else None
+        except TooManyFiles:
+            raise
         except (Suspect, ReadFailed):
             return None
 

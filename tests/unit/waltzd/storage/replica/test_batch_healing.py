@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ from tests.simulation.batch_log import BatchLog
 from tests.simulation.sample import KEY, ROOT, open_directory
 from tests.tiers import tiers
 from tests.unit.keeping import begun
+from waltzd.disk.real import translate
+from waltzd.disk.seam import File
 from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import BeyondLog
 from waltzd.errors.operations import FlushFailed, NotNextId, PartitionDamaged, TooManyFiles, UnfitSegment
@@ -253,6 +256,34 @@ def test_a_bad_sector_in_front_of_a_segment_that_is_full_is_found_and_healed(is_
     disk.observer = None  # the file of another replica gets other sectors
     partition.open_session(5)
     install(partition, front, log.files(KEY)[segment_name(front)])
+    log.check(partition)
+    log.check_files(disk, HOME, KEY)
+
+
+def test_a_segment_in_front_that_cannot_be_opened_for_too_many_files_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = in_an_open_segment()
+    disk, partition = written(log)
+    disk.kill()
+    partition = open_directory(disk).partition(0)
+    partition.open_session(4)
+    partition.set_low_mark(4, log.last_id)
+    behind: list[Batch] = []
+    while not log.batches[-1].head.is_last:
+        behind += log.draw(1)
+        log.batches += behind[-1:]
+
+    def refuse(path: str, *, write: bool = False) -> File:
+        raise translate(OSError(errno.EMFILE, "x"), f"opening {path}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "open", refuse)
+        with pytest.raises(TooManyFiles):
+            partition.append(4, behind, -1)
+        partition.stand()
+    assert partition.status().is_sound
+    behind += log.draw(1)
+    log.batches += behind[-1:]
+    partition.append(4, behind, -1)
     log.check(partition)
     log.check_files(disk, HOME, KEY)
 
