@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from waltzd.disk.seam import Disk, join, read_whole
 from waltzd.errors import WaltzError
-from waltzd.errors.operations import FlushFailed, PathMissing
+from waltzd.errors.operations import FlushFailed, PathMissing, TooManyFiles
 from waltzd.format.finding import Finding
 from waltzd.format.layout import NEW_SUFFIX, SCRUB_NAME, segment_name
 from waltzd.protocol.descriptions import ScrubStatus
@@ -142,7 +142,11 @@ class Scrub:
     async def step(self) -> float:
         """Read one segment if its time has come. Return the seconds until the next look."""
         now = asyncio.get_running_loop().time()
-        sealed = await self._run(self._sealed)
+        try:
+            sealed = await self._run(self._sealed)
+        except TooManyFiles as error:  # without a list of all segments no round may end
+            log.warning("%s the scrub could not list the segments: %s", error.code, error.message)
+            return LOOK_SECONDS
         self._measure(sealed)
         due = self._read_at + self._pause() if self._read_bytes else now
         if due > now:
@@ -173,6 +177,8 @@ class Scrub:
                 sizes = {entry.name: entry.size for entry in self._disk.list(partition.directory)}
             except PathMissing:  # the replica was removed meanwhile
                 continue
+            except TooManyFiles:
+                raise
             except WaltzError as error:
                 log.warning("%s the scrub could not list partition %d: %s", error.code, partition.number, error.message)
                 continue

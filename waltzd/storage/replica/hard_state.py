@@ -33,6 +33,7 @@ from waltzd.errors.operations import (
     ReadFailed,
     SessionTooFar,
     StaleSession,
+    TooManyFiles,
 )
 from waltzd.format.finding import Code, Finding, unreadable
 from waltzd.format.layout import (
@@ -122,6 +123,8 @@ class HardStateFile:
             return self._disk.inode(join(self._directory, HARD_STATE_NAME)).is_same(self._inode)
         except PathMissing:
             return False
+        except TooManyFiles:  # then nothing is known of the file, and the next look may tell
+            return True
 
     def promise(self, *, session: int, committed: int) -> None:
         """Promise a session in both slots: damage of one slot must not bring a lower session back."""

@@ -6,6 +6,7 @@ The work that writes missing key indexes: one at a time, with pauses, and with n
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,12 +17,14 @@ import pytest
 from tests.simulation.sample import begin, open_directory
 from tests.unit.keeping import begun
 from tests.unit.waltzd.storage.replica import test_key_indexes
+from waltzd.disk.real import translate
 from waltzd.disk.simulated import Fault, SimDisk, SimFile
 from waltzd.errors.operations import FlushFailed, NoPermission, ReadFailed
 from waltzd.format.layout import segment_name
 from waltzd.storage.scrub import (
     BYTES_PER_SECOND,
     INDEX_SECONDS,
+    LOOK_SECONDS,
     STATE_BYTES_MAX,
     KeyIndexer,
     Round,
@@ -207,6 +210,26 @@ def test_an_index_that_fails_costs_no_question_its_answer() -> None:
 
     one.write_key = fail  # type: ignore[method-assign]
     asyncio.run(indexer_of(one).index_missed(cast(Any, one)))
+
+
+def test_a_storage_that_can_open_no_file_goes_on_and_has_read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks at the disk from time to time ended the process as soon as all descriptors were in use."""
+    disk, directory, partition = begun(20)
+    replicas: Any = SimpleNamespace(directory=directory, queue_of=lambda number: None)
+    scrub = Scrub(replicas, disk, run, period_seconds=WEEK, clock=disk.now_ms)
+
+    def refuse(path: str) -> Any:
+        raise translate(OSError(errno.EMFILE, "x"), f"opening {path}")
+
+    with monkeypatch.context() as patched:
+        for name in ("inode", "list", "names"):
+            patched.setattr(disk, name, refuse)
+        directory.check_in_place()
+        assert asyncio.run(KeyIndexer(replicas, run, cast(Any, run)).step()) == INDEX_SECONDS
+        assert asyncio.run(scrub.step()) == LOOK_SECONDS
+        assert scrub.status().age_ms is None, "no round is complete"
+    asyncio.run(scrub.step())
+    assert scrub.round.partition == partition.number
 
 
 def test_a_replica_that_is_removed_between_two_looks_ends_nothing() -> None:
