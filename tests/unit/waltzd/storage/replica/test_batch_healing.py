@@ -260,9 +260,7 @@ def test_a_bad_sector_in_front_of_a_segment_that_is_full_is_found_and_healed(is_
     log.check_files(disk, HOME, KEY)
 
 
-def test_a_segment_in_front_that_cannot_be_opened_for_too_many_files_is_not_damaged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_segment_in_front_that_cannot_be_opened_now_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     log = in_an_open_segment()
     disk, partition = written(log)
     disk.kill()
