@@ -116,6 +116,8 @@ def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
         ]
         if scene.by_itself:
             against.append(f"the owner of partition {number} can open it without a rescue: {scene.by_itself}")
+        else:
+            scene.lineage.check_room(number)
         if scene.refusal:
             against.append(scene.refusal)
         for name, why in list(scene.unread_archives.items())[:1]:
@@ -171,6 +173,7 @@ async def carry_out(
             raise ChangedMeanwhile(f"{VERB} {number}: the partition is open now, so there is nothing to rescue")
         if scene.by_itself and not agreed.by_itself:
             raise ChangedMeanwhile(f"{VERB} {number}: its owner can open it now: {scene.by_itself}")
+        scene.lineage.check_room(number)
         key, names, session = found.meta.key, sorted(scene.statuses), scene.session
         if scene.meta is not None and not scene.is_behind:
             # Save the session before a storage promises it: an owner refuses promises that its document does not explain.

@@ -188,8 +188,9 @@ class RestoreSpec:
 
     def lineage(self, partition: int) -> Lineage:
         """Return the timelines of the restored log, the last of which begins at the cut. Its identity is equal in each
-        run of one command, and differs between commands."""
+        run of one command, and differs between commands. Raise `Unsafe` if the log cannot be forked again."""
         log, before = self.source.logs[partition], self.source.lineage(partition)
+        before.check_room(partition)
         mark, session = self.cut.points[partition].mark, self.session(partition)
         name = f"{self.meta.key} {partition} {session} {mark} {log.archive.timeline} {self.began}"
         return before.forked(

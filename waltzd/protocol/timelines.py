@@ -22,6 +22,7 @@ from typing import NewType
 from uuid import UUID
 
 from waltzd.errors import OtherTimeline
+from waltzd.errors.operations import Unsafe
 from waltzd.protocol.quorum import EMPTY
 
 FIRST = UUID(int=0)
@@ -158,6 +159,16 @@ class Lineage:
             f"{what} stands at id {id_} of partition {partition} {reason}",
             next_step=next_step, partition=partition, fork=shared, position=id_, timeline=self.current,
         )  # fmt: skip
+
+    def check_room(self, partition: int) -> None:
+        """Raise `Unsafe` if the log cannot be forked once more."""
+        if len(self.later) >= TIMELINES_MAX:
+            raise Unsafe(
+                f"the log of partition {partition} has forked {len(self.later)} times, as often as it can",
+                not_done="nothing was changed",
+                next_step="start the storages that do not answer, if its owner can open it with them; else export what can be "
+                "read, and append it to a new cluster",
+            )
 
     def forked(
         self,

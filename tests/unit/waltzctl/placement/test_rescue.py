@@ -8,20 +8,22 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from tests.unit.snapshots import KEY, held, storage, well
+from tests.unit.snapshots import KEY, held, partition, storage, well
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.proof import Scene
-from waltzctl.placement.rescue import plan_for, read_scene, with_archive
+from waltzctl.placement.rescue import carry_out, plan_for, read_scene, with_archive
 from waltzd.cluster.cluster import Cluster, partition_path
 from waltzd.cluster.coordinator import Create
 from waltzd.cluster.documents import ClusterMeta, Decision, Membership, PartitionMeta, ReplicaSets
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors.operations import BadMetadata, StoreUnavailable
+from waltzd.errors.operations import BadMetadata, StoreUnavailable, Unsafe
 from waltzd.protocol.descriptions import Restoring
 from waltzd.protocol.document import encode
+from waltzd.protocol.timelines import NEVER_FORKED, TIMELINES_MAX
 
 META = ClusterMeta(name="trial", key=KEY, partitions=4, created="2026-01-01")
 ROLES = dict.fromkeys(("s1", "s2", "s3"), Membership.MEMBER)
@@ -79,3 +81,32 @@ def test_a_document_of_a_newer_version_is_not_written_over() -> None:
             await read_scene(cluster, well(), 0)
 
     asyncio.run(look())
+
+
+def test_a_log_that_forked_as_often_as_it_can_is_refused_before_a_storage_is_fenced() -> None:
+    class Looking(Daemons):
+        async def take_snapshot(self, cluster: Cluster) -> Any:
+            return well(partitions=(partition(0, reported=None), *well().partitions[1:]))
+
+        async def fence(self, *_: object) -> Any:
+            raise AssertionError("a storage was fenced")
+
+    async def rescue() -> None:
+        lineage = NEVER_FORKED
+        for number in range(TIMELINES_MAX):
+            lineage = lineage.forked(
+                identity=UUID(int=number + 2), fork=9, session=number + 1, cause="rescue", began="now", who=None
+            )
+        sets = ReplicaSets(partitions=dict.fromkeys(range(4), ROLES))
+        storages = [storage(name).meta for name in ROLES]
+        cluster = await Cluster.create(MemoryTree().connect(), META, storages=storages, replicas=sets)
+        meta = PartitionMeta(generation=1, session=99, opened=98, members=tuple(ROLES), timelines=lineage.later)
+        await cluster.coordinator.commit([Create(partition_path(0), encode(meta))])
+        agreed = Scene(partition=0, generation=1, roles=ROLES, meta=meta, statuses={})
+        with pytest.raises(Unsafe, match="partition 0 has forked 64 times, as often as it can"):
+            plan_for("trial/0", {0: agreed})
+        with pytest.raises(Unsafe, match="partition 0 has forked 64 times, as often as it can"):
+            await carry_out(cluster, Looking(None), agreed)
+        assert (await cluster.coordinator.get(partition_path(0))).data == encode(meta)  # type: ignore[union-attr]
+
+    asyncio.run(rescue())

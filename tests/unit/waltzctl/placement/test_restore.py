@@ -33,10 +33,12 @@ from waltzd.cluster.documents import (
 )
 from waltzd.cluster.metadata import SavedDocuments, without_secret
 from waltzd.errors import BadArgument
+from waltzd.errors.operations import Unsafe
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.document import Document
 from waltzd.protocol.policy import Grant, Pattern, Verb
+from waltzd.protocol.timelines import NEVER_FORKED, TIMELINES_MAX
 from waltzd.server.core.recovery import Recovery, Step
 
 OLD, NEW = UUID(int=1), UUID(int=2)
@@ -202,3 +204,14 @@ def test_storages_of_another_size_are_refused_and_no_partition_is_taken_for_the_
     with pytest.raises(BadArgument, match="set up for 2 partitions"):
         of_size(replace(with_group_log(), newest=None), 2)
     assert sorted(of_size(source(), 2).logs) == [0, 1]
+
+
+def test_a_log_that_forked_as_often_as_it_can_is_refused_by_name() -> None:
+    tree = NEVER_FORKED
+    for number in range(TIMELINES_MAX):
+        tree = tree.forked(identity=UUID(int=number + 2), fork=1, session=9, cause="rescue", began="now", who=None)
+    found = spec()
+    found.source.logs[1].tree = tree
+    assert found.lineage(0).number == 2
+    with pytest.raises(Unsafe, match="partition 1 has forked 64 times, as often as it can"):
+        found.lineage(1)
