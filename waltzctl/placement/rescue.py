@@ -90,7 +90,7 @@ def rescue(
 
         async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             who = current_user(command.target.tls)
-            done = [await carry_out(cluster, daemons, scene, who) for scene in scenes.values()]
+            done = await carry_out_all(cluster, daemons, list(scenes.values()), who)
             await _until_open(cluster, daemons, closed, seconds, report)
             return {
                 "partitions": [
@@ -146,6 +146,26 @@ async def read_scene(cluster: Cluster, found: ClusterSnapshot, number: int) -> t
         blank=reported.blank,
     )  # fmt: skip
     return scene, NO_VERSION if node is None else node.version
+
+
+async def carry_out_all(cluster: Cluster, daemons: Daemons, agreed: Sequence[Scene], who: str | None) -> list[Scene]:
+    """Carry out the rescue of each partition. If one fails, the error names those that were rescued before it."""
+    done = list[Scene]()
+    for scene in agreed:
+        try:
+            done.append(await carry_out(cluster, daemons, scene, who))
+        except WaltzError as error:
+            if not done:
+                raise
+            saved, left = ([one.partition for one in some] for some in (done, agreed[len(done) :]))
+            raise type(error)(
+                f"partition {scene.partition}: {error.message}",
+                not_done=f"{format_partitions(left, 'was', 'were')} not rescued; the decision of "
+                f"{format_partitions(saved)} is saved",
+                next_step=error.detail_next_step,
+                **error.facts,
+            ) from error
+    return done
 
 
 async def carry_out(

@@ -13,14 +13,15 @@ from uuid import UUID
 import pytest
 
 from tests.unit.snapshots import KEY, held, partition, storage, well
+from waltzctl.placement import rescue
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.proof import Scene
-from waltzctl.placement.rescue import carry_out, plan_for, read_scene, with_archive
+from waltzctl.placement.rescue import carry_out, carry_out_all, plan_for, read_scene, with_archive
 from waltzd.cluster.cluster import Cluster, partition_path
 from waltzd.cluster.coordinator import Create
 from waltzd.cluster.documents import ClusterMeta, Decision, Membership, PartitionMeta, ReplicaSets
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors.operations import BadMetadata, StoreUnavailable, Unsafe
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, StoreUnavailable, Unsafe
 from waltzd.protocol.descriptions import Restoring
 from waltzd.protocol.document import encode
 from waltzd.protocol.timelines import NEVER_FORKED, TIMELINES_MAX
@@ -91,7 +92,7 @@ def test_a_log_that_forked_as_often_as_it_can_is_refused_before_a_storage_is_fen
         async def fence(self, *_: object) -> Any:
             raise AssertionError("a storage was fenced")
 
-    async def rescue() -> None:
+    async def attempt() -> None:
         lineage = NEVER_FORKED
         for number in range(TIMELINES_MAX):
             lineage = lineage.forked(
@@ -109,4 +110,18 @@ def test_a_log_that_forked_as_often_as_it_can_is_refused_before_a_storage_is_fen
             await carry_out(cluster, Looking(None), agreed)
         assert (await cluster.coordinator.get(partition_path(0))).data == encode(meta)  # type: ignore[union-attr]
 
-    asyncio.run(rescue())
+    asyncio.run(attempt())
+
+
+def test_the_error_of_one_partition_names_those_that_are_rescued(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails_at_2(_cluster: object, _daemons: object, agreed: Scene, _who: object) -> Scene:
+        if agreed.partition == 2:
+            raise ChangedMeanwhile("s3 does not answer any more")
+        return agreed
+
+    monkeypatch.setattr(rescue, "carry_out", fails_at_2)
+    scenes = [Scene(partition=number, generation=1, roles=ROLES, meta=None, statuses={}) for number in range(4)]
+    with pytest.raises(ChangedMeanwhile) as caught:
+        asyncio.run(carry_out_all(Cluster(MemoryTree().connect()), Daemons(None), scenes, None))
+    assert caught.value.message == "partition 2: s3 does not answer any more"
+    assert caught.value.detail_not_done == "partitions 2-3 were not rescued; the decision of partitions 0-1 is saved"
