@@ -50,7 +50,7 @@ from waltzd.archive.manifest import Entry, Label, Manifest, manifest_name
 from waltzd.archive.repair import RepairedStore, put_back, rebuilt_key, rebuilt_objects
 from waltzd.archive.signature import VARIABLE, SignedStore, is_signed, key_of_environment, sign_all, unsigned_among
 from waltzd.archive.signature import new_key as fresh
-from waltzd.archive.store import Store, read_object
+from waltzd.archive.store import Listed, Store, read_object
 from waltzd.archive.unsealed import unsealed_index_name
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import Flaw, Survey, branch_flaws, check_key, check_piece, check_unsealed, survey
@@ -60,7 +60,7 @@ from waltzd.cluster.metadata import read
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import join, opened
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, WaltzError
-from waltzd.errors.operations import BadMetadata, ObjectAbsent, StoreUnavailable, Unsafe
+from waltzd.errors.operations import BadMetadata, MetadataFileDamaged, ObjectAbsent, StoreUnavailable, Unsafe
 from waltzd.format.layout import index_name, segment_name
 from waltzd.protocol.document import sha256_of
 
@@ -221,8 +221,8 @@ def verify(
         if wanted is None or number in wanted:
             flaw = check_unsealed(opened, found, number, timeline)
             flaws += [flaw] if flaw is not None else []
-    if not quick and wanted is None:
-        flaws += metadata_flaws(opened, found.label)
+    saved = metadata_in(opened)
+    flaws += metadata_flaws(opened, found.label, saved[-1:] if quick or wanted is not None else saved)
     for documents in known:
         flaws += [flaw for flaw in missing_flaws(found, documents) if wanted is None or flaw.partition in wanted]
     seconds = time.monotonic() - started
@@ -238,7 +238,7 @@ def saved_documents(store: Store) -> Mapping[int, ArchiveMeta] | None:
         return None
     try:
         return read(newest[1], f"the documents {newest[0]}").archives
-    except BadMetadata:  # `metadata_flaws` names it
+    except (BadMetadata, MetadataFileDamaged):  # `metadata_flaws` names it
         return {}
 
 
@@ -261,19 +261,19 @@ def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta] | None) ->
     return flaws
 
 
-def metadata_flaws(store: Store, label: Label) -> list[Flaw]:
-    """Objects with the documents of the cluster that are not what was saved, or not of this cluster."""
+def metadata_flaws(store: Store, label: Label, saved: Sequence[Listed]) -> list[Flaw]:
+    """Return flaws for saved documents of the cluster that are not what was saved, or not of this cluster."""
     flaws = []
-    for one in metadata_in(store):
+    for one in saved:
         try:
-            saved = read(read_object(store, one.name, one.size), one.name)
+            documents = read(read_object(store, one.name, one.size), one.name)
         except WaltzError as error:
             if isinstance(error, StoreUnavailable):
                 raise
             flaws.append(Flaw(name=one.name, detail=error.message))
         else:
-            if saved.meta.key != label.cluster:
-                flaws.append(Flaw(name=one.name, detail=f"has the documents of the cluster {saved.meta.key}"))
+            if documents.meta.key != label.cluster:
+                flaws.append(Flaw(name=one.name, detail=f"has the documents of the cluster {documents.meta.key}"))
     return flaws
 
 
@@ -488,7 +488,7 @@ def _sign(store: str, confirmation: ConfirmOptions, output: str) -> int:
         )
     bare = open_store(store).inner
     found = survey(SignedStore(bare, key, accepts_unsigned=True))
-    flaws = [*found.flaws, *metadata_flaws(SignedStore(bare, key, accepts_unsigned=True), found.label)]
+    flaws = [*found.flaws, *metadata_flaws(SignedStore(bare, key, accepts_unsigned=True), found.label, metadata_in(bare))]
     if flaws:
         raise Unsafe(
             f"{bare.place}: {flaws[0].name} {flaws[0].detail}",

@@ -18,7 +18,7 @@ from waltzctl.records import archive
 from waltzctl.records.archive import file_of, key_of, metadata_flaws, missing_flaws
 from waltzctl.shell.progress import Shown
 from waltzd.archive.archived_segment import keyed, segment_entry
-from waltzd.archive.listing import metadata_name
+from waltzd.archive.listing import metadata_in, metadata_name
 from waltzd.archive.manifest import Entry, Label, manifest_name
 from waltzd.archive.unsealed import UnsealedWriter, unsealed_index_name
 from waltzd.archive.verification import survey
@@ -102,15 +102,15 @@ def test_documents_that_are_not_what_was_saved_are_named() -> None:
     meta = ClusterMeta(key=KEY, name="a", partitions=1, created=moment)
     text = write(SavedDocuments(moment=moment, documents={ROOT: meta}))
     store.put_new(metadata_name(1), text)
-    assert metadata_flaws(store, label) == []
-    (other,) = metadata_flaws(store, replace(label, cluster=UUID(int=6)))
+    assert metadata_flaws(store, label, metadata_in(store)) == []
+    (other,) = metadata_flaws(store, replace(label, cluster=UUID(int=6)), metadata_in(store))
     assert (other.name, "documents of the cluster" in other.detail) == (metadata_name(1), True)
     store.put_new(metadata_name(2), text)
     for bit in range(0, 8 * len(text), 7):
         data = bytearray(text)
         data[bit // 8] ^= 1 << bit % 8
         store.objects[metadata_name(2)].data = bytes(data)
-        assert [flaw.name for flaw in metadata_flaws(store, label)] == [metadata_name(2)], bit
+        assert [flaw.name for flaw in metadata_flaws(store, label, metadata_in(store))] == [metadata_name(2)], bit
 
 
 def test_a_store_that_lacks_what_the_documents_know_is_not_clean() -> None:
@@ -170,3 +170,21 @@ def test_a_partition_that_is_asked_for_and_lost_is_a_finding(
     assert verified("1") == (8, [1])
     assert verified("0-2") == (8, [1])
     assert verified("0,2")[1] == []
+
+
+@pytest.mark.parametrize("partitions", [None, "0"])
+def test_damaged_documents_are_a_finding_of_each_verification(
+    partitions: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are what names a lost manifest."""
+    store = FaultyStore()
+    Uploads(store, cluster=KEY).batches(batches_of([[b"a"], [b"b"]], cuts=[1]))
+    store.put_new(metadata_name(1), b"{}")
+    store.seen = {}  # type: ignore[attr-defined]
+    monkeypatch.setattr(archive, "open_archive", lambda _place: store)
+    here: Any = None  # no cluster is asked
+    code = archive.verify(
+        store="store", partitions=partitions, quick=partitions is None, given=here, output="json", progress=Shown.OFF
+    )
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert (code, [one["object"] for one in found]) == (8, [metadata_name(1)])
