@@ -52,7 +52,7 @@ from waltzd.errors.operations import (
     WrongPeer,
     WrongStorage,
 )
-from waltzd.format.layout import PARTITIONS_MAX, VERSIONS
+from waltzd.format.layout import VERSIONS
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import PartitionDescription, StorageDescription
 from waltzd.protocol.level import THIS
@@ -77,6 +77,9 @@ WantedFormat = Annotated[
 INCOMPLETE = "Interrupted. The cluster may exist already, with some replicas: the same command completes it."
 FORM = "write it as name=host:port,host:port or name=host:port,host:port,group"
 GROUP_CHARACTERS_MAX = 64
+CREATED_MAX = 7900
+"""Partitions of a new cluster. The document with their owners has to fit into one change of the coordinator, whatever the
+names of the servers are, or the leader could not save it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,11 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         """Check what a person may have mistyped, before any daemon is asked."""
+        if self.partitions > CREATED_MAX:
+            raise BadArgument(
+                f"a cluster of {self.partitions} partitions: ZooKeeper takes the owners of {CREATED_MAX} at most",
+                next_step=f"set the storages up for at most {CREATED_MAX} partitions, or make several clusters",
+            )
         for name in (self.name, *(storage.name for storage in self.storages)):
             check_name(name)
         for what, given in (
@@ -111,7 +119,7 @@ def create(
     *,
     name: Annotated[str, Option("--name", help="Name of the cluster.")],
     partitions: Annotated[
-        int, Option("--partitions", min=1, max=PARTITIONS_MAX, help="Number of partitions. It cannot be changed later.")
+        int, Option("--partitions", min=1, max=CREATED_MAX, help="Number of partitions. It cannot be changed later.")
     ],
     given: Annotated[
         tuple[str, ...],
