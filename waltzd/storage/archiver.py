@@ -371,7 +371,8 @@ class Archiver:
     def _proven(
         self, store: Store, partition: Partition, session: int, floor: int, known: Archived
     ) -> tuple[int, tuple[int, ...], str]:
-        """On the thread."""
+        """On the thread. No manifest in memory is believed: the store may have lost it."""
+        self._archives.pop(partition.number, None)
         archive = self._archive(store, partition, known.archive, known.timeline)
         manifest = archive.manifest(known.number, known.sha256)
         at, end, damaged = partition.first_id, min(floor - 1, partition.last_id), list[int]()

@@ -41,8 +41,16 @@ def archived(store: FaultyStore, bounds: Sequence[tuple[int, int]], *, foreign: 
 def proven(
     partition: Partition, store: FaultyStore, manifest: Manifest, **changes: Any
 ) -> tuple[int, tuple[int, ...], str]:
-    disk = partition._context.disk
-    archiver = Archiver(cast(Any, None), KEY, disk, store, at_once)
+    return proven_by(archiver_of(partition, store), partition, manifest, **changes)
+
+
+def archiver_of(partition: Partition, store: FaultyStore) -> Archiver:
+    return Archiver(cast(Any, None), KEY, partition._context.disk, store, at_once)
+
+
+def proven_by(
+    archiver: Archiver, partition: Partition, manifest: Manifest, **changes: Any
+) -> tuple[int, tuple[int, ...], str]:
     known = Archived(
         archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last_id=manifest.last, **changes
     )  # fmt: skip
@@ -110,3 +118,15 @@ def test_all_segments_that_cannot_be_compared_are_named_where_they_end_elsewhere
     manifest = archived(store, [(0, end), (end + 1, RECORDS - 1)])
     cast(Any, partition._context.disk).corrupt(partition.sealed_path(sealed[1][0]), 150, b"\x7f")
     assert proven(partition, store, manifest)[:2] == (RECORDS, tuple(first_id for first_id, _ in sealed[:3]))
+
+
+def test_a_manifest_that_the_store_has_lost_proves_nothing_whatever_is_remembered_of_it() -> None:
+    """The storage that uploaded it, and one that was asked before, remember it."""
+    partition, sealed = replica()
+    store = FaultyStore()
+    manifest, archiver = archived(store, sealed), archiver_of(partition, store)
+    assert proven_by(archiver, partition, manifest)[0] == sealed[-1][1] + 1
+    del store.objects[manifest.name]
+    found = proven_by(archiver, partition, manifest)
+    assert found[0] == 0
+    assert f"{manifest.name} is not in the store" in found[2]
