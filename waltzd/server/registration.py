@@ -51,10 +51,7 @@ class Registration:
         self.is_announced = False
         """Whether the document was in the list at the last look. While the coordinator does not answer that may have
         changed."""
-        path = f"{SERVERS}/{server.name}"
-        self.reconciler = Reconciler(
-            "registration", wait=lambda seen: cluster.wait_for_change([path, ROOT], seen), act=self.announce
-        )
+        self.reconciler = Reconciler("registration", wait=self._wait, act=self.announce)
         """Announces the server again whenever its document is not as it should be. If the documents of the cluster are
         missing, the list returns with the root."""
 
@@ -62,6 +59,12 @@ class Registration:
     def server(self) -> ServerMeta:
         """Document that is announced, or will be."""
         return self._server
+
+    async def _wait(self, seen: object | None) -> object:
+        """Wait for a change of the own document, or, after a failure, of any in the list: one that cannot be read may have
+        been the cause."""
+        path = f"{SERVERS}/{self._server.name}" if self.is_announced else SERVERS
+        return await self._cluster.wait_for_change([path, ROOT], seen)
 
     async def announce(self) -> None:
         """Put the document into the list. Raise `NameInUse` if another process has this name, and leave the list

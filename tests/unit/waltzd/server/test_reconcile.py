@@ -21,7 +21,7 @@ from waltzctl.placement.mover import MoveOptions, Moving, Throttle
 from waltzctl.shell.options import command_of
 from waltzd.cluster.clients import SEEN_SECONDS
 from waltzd.cluster.cluster import ROOT, Cluster
-from waltzd.cluster.coordinator import Set
+from waltzd.cluster.coordinator import Create, Delete, Set
 from waltzd.cluster.documents import ClusterMeta, CopyRate, ServerMeta
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import BadArgument, CannotConnect
@@ -235,6 +235,43 @@ def test_a_server_that_meets_another_version_in_the_list_leaves_it_and_ends(is_b
             await registration.reconciler.run()
         assert (await other.servers()).keys() == {"zero"}
         assert not registration.is_announced
+
+    timeless.run(work())
+
+
+@pytest.mark.parametrize("lost", ["unreadable", "list"])
+def test_a_server_is_in_the_list_again_when_what_stood_in_its_way_is_gone(lost: str) -> None:
+    """The document of another server that nobody can read, or a list of servers that was deleted by hand."""
+
+    async def nobody_answers(meta: ServerMeta) -> bool:
+        return False
+
+    async def work() -> None:
+        tree = MemoryTree()
+        first, other = tree.connect(), await Cluster.create(tree.connect(), META)
+        cluster = Cluster(first)
+        check = VersionCheck(cluster, "one", 0)
+        server = ServerMeta(name="one", listen="a:1", admin_listen="a:2", instance=UUID(int=1), version="0.1.0")
+        registration = Registration(cluster, server, is_alive=nobody_answers, check_servers=check.check_servers)
+        await registration.announce()
+        following = asyncio.create_task(registration.reconciler.run())
+        await asyncio.sleep(1)
+        assert registration.is_announced
+        if lost == "list":
+            await other.coordinator.commit([Delete("/servers/one", 0), Delete("/servers", 0)])
+        else:
+            await other.coordinator.commit([Create("/servers/two", b"?"), Delete("/servers/one", 0)])
+        await asyncio.sleep(1)
+        assert not registration.is_announced
+        if lost == "list":
+            await other.coordinator.commit([Create("/servers", b"")])
+        else:
+            await other.coordinator.commit([Delete("/servers/two", 0)])
+        await asyncio.sleep(1)
+        assert registration.is_announced
+        assert (await other.servers()).keys() == {"one"}
+        following.cancel()
+        await asyncio.wait([following])
 
     timeless.run(work())
 
