@@ -166,8 +166,8 @@ class Lineage:
             raise Unsafe(
                 f"the log of partition {partition} has forked {len(self.later)} times, as often as it can",
                 not_done="nothing was changed",
-                next_step="start the storages that do not answer, if its owner can open it with them; else export what can be "
-                "read, and append it to a new cluster",
+                next_step="start the storages that do not answer, if its owner can open it with them; else export what can "
+                "be read, and append it to a new cluster",
             )
 
     def forked(
