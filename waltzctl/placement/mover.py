@@ -23,13 +23,15 @@ from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Report
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.assignment import format_numbers
-from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
+from waltzd.cluster.cluster import MOVES, NO_VERSION, STORAGES, Cluster, partition_path, replicas_path
 from waltzd.cluster.documents import CopyRate, Membership, Moves, ReplicaSets
 from waltzd.daemon.settings import parse_size
 from waltzd.errors import BadArgument
 from waltzd.errors.operations import ChangedMeanwhile, NoSuchName, Unfinished, Unsafe
 
 CHANGED = "its documents were changed meanwhile"
+ATTEMPTS_MAX = 20
+"""Looks at the documents of replicas that nobody needs. Owners change them seldom."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,27 +361,42 @@ class Mover:
         return cleared
 
     async def _orphans(self, storage: StorageView, numbers: Sequence[int]) -> list[int]:
-        """Return the replicas on this storage that can be removed. The documents are read right before the removal, because
-        another operator may have assigned a partition to the storage again. A replica stays if it is assigned or to be
-        assigned, if it still has a vote, or if it has begun a later session than the document. If the document is missing,
-        the members are unknown, and a replica stays unless it is empty."""
-        name = storage.meta.name
+        """Return the replicas on this storage that can be removed. The documents are read right before the removal, and
+        confirmed, because another operator may have assigned a partition to the storage again. A replica stays if it is
+        assigned or to be assigned, if it still has a vote, or if it has begun a later session than the document. If the
+        document is missing, the members are unknown, and a replica stays unless it is empty."""
+        name, cluster = storage.meta.name, self._cluster
         if not numbers:
             return []
-        wanted, _ = await self._cluster.moves()
-        voting = dict(zip(numbers, await self._cluster.each(numbers, self._cluster.partition), strict=True))
-        sets, _ = await self._cluster.replicas()
-        return [
-            number
-            for number in numbers
-            if name not in sets.partitions.get(number, {})
-            and name not in wanted.partitions.get(number, ())
-            and (
-                name not in meta.members and not replica_moves.is_ahead(storage, number, meta.session)
-                if (meta := voting[number][0])
-                else not replica_moves.holds_anything(storage, number)
-            )
-        ]
+        for _ in range(ATTEMPTS_MAX):
+            wanted, moves_version = await cluster.moves()
+            voting = dict(zip(numbers, await cluster.each(numbers, cluster.partition), strict=True))
+            sets, versions = await cluster.replicas()
+            orphans = [
+                number
+                for number in numbers
+                if name not in sets.partitions.get(number, {})
+                and name not in wanted.partitions.get(number, ())
+                and (
+                    name not in meta.members and not replica_moves.is_ahead(storage, number, meta.session)
+                    if (meta := voting[number][0])
+                    else not replica_moves.holds_anything(storage, number)
+                )
+            ]
+            if not orphans:
+                return []
+            read = {replicas_path(number): versions.get(number, NO_VERSION) for number in orphans}
+            read |= {partition_path(number): voting[number][1] for number in orphans}
+            try:
+                await cluster.confirm({MOVES: moves_version, **read})
+            except ChangedMeanwhile:
+                continue
+            return orphans
+        raise ChangedMeanwhile(
+            f"documents of partitions that {name} has left changed {ATTEMPTS_MAX} times in a row",
+            not_done=f"files on {name} stay, although they are not needed",
+            next_step=f"remove them later, with `waltzctl storage recover {name} --clean`",
+        )
 
 
 def _bytes_of(found: ClusterSnapshot, number: int) -> int:

@@ -58,7 +58,7 @@ from waltzctl.show.terminal import size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, silence
 from waltzctl.snapshot.collector import snapshot_of
 from waltzd.client import loop
-from waltzd.cluster.cluster import Cluster, check_addresses
+from waltzd.cluster.cluster import NO_VERSION, Cluster, check_addresses, replicas_path
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, BadArgument, ForeignCluster, NoSuchPartition, WaltzError
 from waltzd.errors.operations import ChangedMeanwhile, GroupLogRefused, NameInUse, Unfinished, Unsafe
@@ -844,7 +844,7 @@ def _forgotten(now: PlacementState, name: str) -> list[int]:
 
 async def _check_forgotten(cluster: Cluster, name: str, forgotten: Sequence[int]) -> None:
     """Raise `ChangedMeanwhile` if another operator has assigned one of these replicas to the storage since the plan."""
-    sets, _ = await cluster.replicas()
+    sets, versions = await cluster.replicas()
     assigned = [number for number in forgotten if name in sets.partitions.get(number, {})]
     if assigned:
         raise ChangedMeanwhile(
@@ -852,6 +852,8 @@ async def _check_forgotten(cluster: Cluster, name: str, forgotten: Sequence[int]
             not_done="nothing was set aside or deleted",
             next_step="look with `waltzctl history`, then plan again with --dry-run",
         )
+    if forgotten:
+        await cluster.confirm({replicas_path(number): versions.get(number, NO_VERSION) for number in forgotten})
 
 
 def cleaning(now: PlacementState, name: str, found: Sequence[SetAside]) -> Plan:

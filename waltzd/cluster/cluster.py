@@ -734,6 +734,12 @@ class Cluster:
                 found += [f"{path}/{name}" for name in await self.coordinator.children(path)]
         return await self.coordinator.wait_for_change(found, seen)
 
+    async def confirm(self, versions: Mapping[str, int]) -> None:
+        """Raise `ChangedMeanwhile` unless these documents have these versions; `NO_VERSION` if they do not exist. ZooKeeper
+        may answer a read with an old document, but commits a check on the newest one only."""
+        checks = [change for path, version in sorted(versions.items()) for change in untouched(path, version)]
+        await self.coordinator.commit(checks)
+
     async def wait_for_servers(self, seen: object | None) -> object:
         """Wait for a server that comes, goes, or changes its registration."""
         return await self.wait_for_change([SERVERS], seen)
