@@ -427,15 +427,19 @@ def set_(
         before = now.storage(name)
         after = replace(before, **{field: value for field, value in given.items() if value is not None})
         is_elsewhere = (after.listen, after.admin_listen) != (before.listen, before.admin_listen)
+        margins = list[Effect]()
         if is_elsewhere:
             check_addresses(now.storages, after)
-            await check_storage(now, after, command.target.tls)
+            margins = _lost_by_moving(now, name, await check_storage(now, after, command.target.tls))
         steps = [
             f"{field.replace('_', ' ')}: {getattr(before, field)} becomes {getattr(after, field)}"
             for field in given
             if getattr(before, field) != getattr(after, field)
         ]
-        plan = Plan(verb="storage set", subject=name, steps=tuple(steps))
+        plan = Plan(
+            verb="storage set", subject=name, steps=tuple(steps), margins=tuple(margins), danger=danger(margins),
+            unsafe=needed(margins, name),
+        )  # fmt: skip
 
         async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             if is_elsewhere:  # another operator may have given these addresses away meanwhile
@@ -446,6 +450,20 @@ def set_(
         return Change(plan=plan, do=do)
 
     return command.perform(prepare)
+
+
+def _lost_by_moving(now: PlacementState, name: str, there: StorageDescription) -> list[Effect]:
+    """Return the effect on partitions whose replicas on this storage answer, and are not those `there`, at its new
+    addresses: another storage with the key of the cluster, or a directory that was made anew."""
+    found = {one.partition: one.status.incarnation for one in there.assigned if one.status is not None}
+    reported = now.found.storage(name).reported
+    return [
+        without(one.partition, now.roles(one.partition), now.found.level(one.partition), silent=[name])
+        for one in (() if reported is None else reported.assigned)
+        if one.status is not None
+        and one.status.incarnation != found.get(one.partition)
+        and name in now.roles(one.partition)
+    ]
 
 
 def _check_words(given: Mapping[str, str | None]) -> None:
