@@ -241,7 +241,7 @@ async def loading(
         steps += [f"{', '.join(running)} run: they take part again by themselves"] if running else []
 
     plan = Plan(verb=LOAD, subject=wanted.meta.name, steps=tuple(steps), unsafe=unsafe)
-    return _change(plan, daemons, wanted, lambda cluster: _from_file(cluster, daemons, saved, known), who)
+    return _change(plan, daemons, (target, wanted), lambda cluster: _from_file(cluster, daemons, saved, known), who)
 
 
 async def _from_file(cluster: Cluster, daemons: Daemons, saved: SavedDocuments, known: Mapping[str, StorageMeta]) -> Found:
@@ -446,7 +446,11 @@ async def rebuilding(
 
     plan = Plan(verb=REBUILD, subject=meta.name, steps=tuple(steps), danger=Danger.TYPED, unsafe=unsafe)
     return _change(
-        plan, daemons, wanted, lambda cluster: _from_storages(cluster, daemons, wanted.meta, storages, replicas), who
+        plan,
+        daemons,
+        (target, wanted),
+        lambda cluster: _from_storages(cluster, daemons, wanted.meta, storages, replicas),
+        who,
     )
 
 
@@ -492,11 +496,18 @@ async def _from_storages(
 
 
 def _change(
-    plan: Plan, daemons: Daemons, agreed: Restoration, find: Callable[[Cluster], Awaitable[Found]], who: str
+    plan: Plan,
+    daemons: Daemons,
+    planned: tuple[Target, Restoration],
+    find: Callable[[Cluster], Awaitable[Found]],
+    who: str,
 ) -> Change:
+    before, agreed = planned
+
     async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
         target, now, _ = await find(cluster)
         _check_same(agreed, now)
+        _check_unchanged(before, target, now)
         await put_back(cluster, daemons, now, target, report, plan=plan, who=who, began=moment.now())
         return _done(now)
 
@@ -529,6 +540,17 @@ def _check_same(agreed: Restoration, now: Restoration) -> None:
             not_done="nothing was changed",
             next_step="plan again with --dry-run",
         )
+
+
+def _check_unchanged(before: Target, target: Target, now: Restoration) -> None:
+    """Check that each document that is written over is as it was when the plan was made. What depends on storages, and the
+    counter of client ids, is decided anew each time."""
+    for path in now.different(target):
+        there = target.nodes.get(path)
+        if path in now.documents and path != CLIENT_IDS and there is not None and there != before.nodes.get(path):
+            raise ChangedMeanwhile(
+                f"{path} was changed since the plan", not_done="nothing was changed", next_step="plan again with --dry-run"
+            )
 
 
 def _done(found: Restoration) -> dict[str, Any]:

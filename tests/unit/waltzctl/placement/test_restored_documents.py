@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzctl.placement.metadata import GENERATIONS_AHEAD, Restoration, Target, clock_generation
-from waltzd.cluster.cluster import ASSIGNMENT
-from waltzd.cluster.coordinator import Node
-from waltzd.cluster.documents import GENERATION_MAX, Assignment, ClusterMeta, Ownership
+from tests.unit.snapshots import KEY, STORAGES, storage, well
+from waltzctl.placement.daemons import Daemons
+from waltzctl.placement.metadata import GENERATIONS_AHEAD, Restoration, Target, clock_generation, loading
+from waltzctl.shell.progress import unreported
+from waltzd.cluster.cluster import ASSIGNMENT, POLICY, Cluster
+from waltzd.cluster.coordinator import Create, Node, Set
+from waltzd.cluster.documents import (
+    GENERATION_MAX,
+    Assignment,
+    ClusterMeta,
+    Membership,
+    Ownership,
+    PolicyDocument,
+    ReplicaSets,
+)
+from waltzd.cluster.memory import MemoryTree
+from waltzd.cluster.metadata import read_documents
+from waltzd.errors.operations import ChangedMeanwhile
+from waltzd.protocol.channels import Parts
 from waltzd.protocol.document import encode
+from waltzd.protocol.policy import Grant, Pattern, Verb
 
 NOW = 1_800_000_000.0
 
@@ -76,3 +95,39 @@ def test_a_clock_that_is_wrong_gives_a_generation_all_the_same(now: float) -> No
 
 def test_it_is_above_those_that_were_counted_in_minutes_since_1970() -> None:
     assert clock_generation(NOW) > NOW / 60 + GENERATIONS_AHEAD
+
+
+class Empty(Daemons):
+    async def ask(self, *_: object) -> Any:
+        return well(storages=tuple(storage(name, assigned=()) for name in STORAGES))
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_document_that_was_changed_while_a_person_was_asked_is_not_written_over(is_planned: bool) -> None:
+    """Whether or not the plan says that it is changed: the file may give back rights that were just taken away."""
+
+    def policy(name: str) -> bytes:
+        grant = Grant(names=(Pattern(name),), may=(Verb.READ,), partitions=Parts("0"))
+        return encode(PolicyDocument(grants=(grant,)))
+
+    async def work() -> None:
+        meta = ClusterMeta(name="trial", key=KEY, partitions=4, created="2026-01-01", format=1)
+        sets = ReplicaSets(partitions=dict.fromkeys(range(4), dict.fromkeys(STORAGES, Membership.MEMBER)))
+        metas = [storage(name).meta for name in STORAGES]
+        cluster = await Cluster.create(MemoryTree().connect(), meta, storages=metas, replicas=sets)
+        await cluster.coordinator.commit([Create(POLICY, policy("saved"))])
+        saved = await read_documents(cluster, moment="2026-01-01T00:00:00+00:00")
+        if is_planned:
+            await cluster.coordinator.commit([Set(POLICY, policy("before"), 0)])
+        change = await loading(cluster, Empty(None), saved, file="file", where="nowhere", who="me")
+        assert (f"change {POLICY}" in change.plan.steps) == is_planned
+        version = 1 if is_planned else 0
+        await cluster.coordinator.commit([Set(POLICY, policy("newest"), version)])
+        with pytest.raises(ChangedMeanwhile, match="/policy was changed since the plan"):
+            await change.do(cluster, unreported)
+        found = await cluster.coordinator.get(POLICY)
+        assert found is not None
+        assert found.data == policy("newest")
+        assert (await cluster.meta()).name == "trial"
+
+    asyncio.run(work())
