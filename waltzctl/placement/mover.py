@@ -31,7 +31,7 @@ from waltzd.errors.operations import ChangedMeanwhile, NoSuchName, Unfinished, U
 
 CHANGED = "its documents were changed meanwhile"
 ATTEMPTS_MAX = 20
-"""Looks at the documents of replicas that nobody needs. Owners change them seldom."""
+"""Looks at the documents of unassigned replicas. Owners change these documents seldom."""
 
 
 @dataclass(frozen=True, kw_only=True)
