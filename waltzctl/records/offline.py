@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import sys
 import time
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -19,7 +18,6 @@ from uuid import UUID
 from typer import Argument, Option
 
 from waltzctl.records import dump as shown
-from waltzctl.shell.interruption import silence_stdout
 from waltzctl.shell.options import OUTPUT
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show import storage
@@ -73,11 +71,7 @@ def verify_segments(
     started = time.monotonic()
     with Progress("verify", progress) as course:
         report = verify(RealDisk(), targets, options, course.update)
-    try:
-        put(storage.report(report, seconds=time.monotonic() - started), output)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the exit code still has the result
-        silence_stdout()
+    put(storage.report(report, seconds=time.monotonic() - started), output)
     return EXIT_FINDINGS if report.findings else EXIT_OK
 
 

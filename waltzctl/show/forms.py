@@ -12,14 +12,16 @@ import csv
 import enum
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args
 
 import typer
 from typer import Option
 
+from waltzctl.shell.interruption import silence_stdout
 from waltzctl.shell.options import OUTPUT
 from waltzctl.show.terminal import Screen, console, count, paragraph, printable, table
 from waltzd.errors import WaltzError
@@ -193,9 +195,25 @@ def draw(out: Console, parts: Iterable[Part], *, is_wide: bool = False) -> None:
             out.print(part.text, style=part.style, soft_wrap=True)
 
 
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Print a whole result. If its reader goes away, the rest is dropped, and the command goes on: its exit code still has
+    the result."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+
+
 def put(found: Listing[Any], output: str) -> None:
+    with _whole():
+        _put(found, output)
+
+
+def _put(found: Listing[Any], output: str) -> None:
     if output == "json":
-        put_json(found.document)
+        _put_json(found.document)
     elif output == "yaml":
         _put_yaml(found.document)
     elif output == "name":
@@ -215,7 +233,7 @@ def put_again(found: Listing[Any] | WaltzError, output: str, screen: Screen | No
         for line in found.lines():
             typer.echo(printable(line), err=True)
     else:
-        put(found, output)
+        _put(found, output)  # ends with its reader
 
 
 def screen_for(output: str) -> AbstractContextManager[Screen | None]:
@@ -266,6 +284,11 @@ def put_csv(columns: Columns[T], rows: Iterable[T], *, with_heads: bool = True) 
 
 
 def put_json(value: Mapping[str, Any]) -> None:
+    with _whole():
+        _put_json(value)
+
+
+def _put_json(value: Mapping[str, Any]) -> None:
     typer.echo(json.dumps({"version": JSON_VERSION, **value}, indent=2, default=plain))
 
 

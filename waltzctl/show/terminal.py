@@ -36,7 +36,9 @@ def console(*, to_stderr: bool = False) -> Console:
             return super().render_str(printable(text), **given)
 
         def on_broken_pipe(self) -> None:  # rich would end the process here, with an exit code of its own
-            raise BrokenPipeError
+            if not to_stderr:
+                raise BrokenPipeError
+            self.quiet = True  # notes that nobody reads stop no work
 
     stream = sys.stderr if to_stderr else sys.stdout
     width = None if stream.isatty() else 80

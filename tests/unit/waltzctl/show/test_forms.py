@@ -6,14 +6,22 @@ import csv
 import enum
 import io
 import json
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
+from uuid import UUID
 
 import pytest
 import typer
 import yaml
 
+from tests.archives import Uploads
+from tests.batches import batches_of
+from waltzctl.main import run
 from waltzctl.shell.options import command_of
 from waltzctl.show.forms import (
     AnyForm,
@@ -24,11 +32,15 @@ from waltzctl.show.forms import (
     Table,
     attributes,
     capped,
+    draw,
     pick,
     put,
+    put_again,
     stream,
     verdict,
 )
+from waltzctl.show.terminal import console
+from waltzd.archive.local import LocalStore
 from waltzd.errors import CannotConnect, WaltzError
 
 
@@ -191,3 +203,43 @@ def test_things_that_come_one_by_one(capsys: pytest.CaptureFixture[str]) -> None
     told: list[Any] = []
     stream(COLUMNS, "table", told.append)(ROWS[0])
     assert told == ROWS[:1]
+
+
+@contextmanager
+def unread() -> Iterator[None]:
+    """Standard output and standard error are pipes that nobody reads any more."""
+    with ExitStack() as pipes, pytest.MonkeyPatch.context() as patched:
+        for name in ("stdout", "stderr"):
+            read, write = os.pipe()
+            os.close(read)
+            file = os.fdopen(write, "w")
+            pipes.push(lambda *_, file=file: _close(file))
+            patched.setattr(sys, name, file)
+        yield
+
+
+def _close(file: TextIO) -> None:
+    with suppress(BrokenPipeError):
+        file.close()
+
+
+@pytest.mark.parametrize("form", ["table", "wide", "json", "yaml", "csv", "name"])
+def test_a_command_goes_on_when_the_reader_of_its_result_goes_away(form: str) -> None:
+    with unread():
+        put(FOUND, form)
+        draw(console(to_stderr=True), ["a note", "and another one"])
+
+
+def test_what_is_printed_again_and_again_ends_with_its_reader() -> None:
+    with unread(), pytest.raises(BrokenPipeError):
+        put_again(FOUND, "json", None, 1)
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_an_archive_with_findings_is_not_clean_because_nobody_reads_them(form: str, tmp_path: Path) -> None:
+    Uploads(LocalStore(str(tmp_path)), cluster=UUID(int=5)).batches(batches_of([[b"a"], [b"b"]], cuts=[1]))
+    (segment,) = tmp_path.glob("partition-0/segment/*")
+    segment.write_bytes(b"")
+    with unread():
+        code = run(["archive", "verify", str(tmp_path), "-o", form])
+    assert code == 8
