@@ -238,8 +238,8 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. If the reader of lines that are printed as they arrive is gone, as in `waltzctl txn get … | head`, it
-        had enough of them. A whole result is printed by `put`, which lets the command return its exit code."""
+        """Run a command. If the reader of lines that are printed as they arrive is gone, as in `waltzctl txn get … | head`,
+        it had enough of them. A whole result is printed by `put`, which lets the command return its exit code."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

@@ -44,7 +44,7 @@ from waltzctl.show.forms import (
 from waltzctl.show.terminal import console, count, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
-from waltzd.archive.listing import METADATA_FOLDER, branches_in, label_of, metadata_in, newest_metadata
+from waltzd.archive.listing import METADATA_FOLDER, branches_in, label_of, metadata_in, metadata_name, newest_metadata
 from waltzd.archive.location import open_archive, open_store
 from waltzd.archive.manifest import Entry, Label, Manifest, manifest_name
 from waltzd.archive.repair import RepairedStore, put_back, rebuilt_key, rebuilt_objects
@@ -60,7 +60,7 @@ from waltzd.cluster.metadata import read
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import join, opened
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, WaltzError
-from waltzd.errors.operations import BadMetadata, MetadataFileDamaged, ObjectAbsent, StoreUnavailable, Unsafe
+from waltzd.errors.operations import ObjectAbsent, StoreUnavailable, Unsafe
 from waltzd.format.layout import index_name, segment_name
 from waltzd.protocol.document import sha256_of
 
@@ -202,13 +202,14 @@ def verify(
     """
     opened, started = open_archive(store), time.monotonic()
     # Before the survey: what documents name is in the store before they do.
-    known = [saved_documents(opened)]
+    saved = saved_documents(opened)
+    known = [] if isinstance(saved, Flaw) else [saved]
     if with_cluster:
         known.append(using(given.target(), lambda cluster: all_archived(cluster.coordinator)))
     found = survey(opened)
     wanted = None if partitions is None else partitions_of(partitions)
     if wanted is not None:
-        highest = max([*found.manifests, *(number for documents in known for number in documents or ())], default=-1)
+        highest = max([*found.manifests, *(number for documents in known for number in documents)], default=-1)
         check_partitions(wanted, 1 + highest, not_done="nothing was checked")
         found.manifests = {number: one for number, one in found.manifests.items() if number in wanted}
     flaws = [flaw for flaw in found.flaws if wanted is None or flaw.partition in wanted]
@@ -221,8 +222,10 @@ def verify(
         if wanted is None or number in wanted:
             flaw = check_unsealed(opened, found, number, timeline)
             flaws += [flaw] if flaw is not None else []
-    saved = metadata_in(opened)
-    flaws += metadata_flaws(opened, found.label, saved[-1:] if quick or wanted is not None else saved)
+    copies = metadata_in(opened)
+    flaws += metadata_flaws(opened, found.label, copies[-1:] if quick or wanted is not None else copies)
+    if isinstance(saved, Flaw) and saved.name not in {flaw.name for flaw in flaws}:
+        flaws.append(saved)
     for documents in known:
         flaws += [flaw for flaw in missing_flaws(found, documents) if wanted is None or flaw.partition in wanted]
     seconds = time.monotonic() - started
@@ -231,21 +234,24 @@ def verify(
     return EXIT_FINDINGS if flaws else EXIT_OK
 
 
-def saved_documents(store: Store) -> Mapping[int, ArchiveMeta] | None:
-    """Partition → how far its archive reached, as the newest saved documents say that can be read; None without any."""
-    newest = newest_metadata(store)
-    if newest is None:
-        return None
+def saved_documents(store: Store) -> Mapping[int, ArchiveMeta] | Flaw:
+    """Partition → how far its archive reached, as the newest saved documents state. Return a flaw if there are none, or if
+    they cannot be read: then a lost partition is not noticed."""
+    name = METADATA_FOLDER
     try:
-        return read(newest[1], f"the documents {newest[0]}").archives
-    except (BadMetadata, MetadataFileDamaged):  # `metadata_flaws` names it
-        return {}
+        newest = newest_metadata(store)
+        if newest is None:
+            return Flaw(name=name, detail="the store has no saved documents of the cluster")
+        name = metadata_name(newest[0])
+        return read(newest[1], name).archives
+    except WaltzError as error:
+        if isinstance(error, StoreUnavailable):
+            raise
+        return Flaw(name=name, detail=error.message)
 
 
-def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta] | None) -> list[Flaw]:
+def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta]) -> list[Flaw]:
     """Return flaws for objects that the documents of the cluster name and the store does not have."""
-    if documents is None:
-        return [Flaw(name=METADATA_FOLDER, detail="the store has no saved documents of the cluster")]
     flaws = []
     for number, meta in sorted(documents.items()):
         branches = [one for one in (found.manifests.get(number), *found.older) if one is not None]

@@ -15,13 +15,13 @@ from tests.archives import Uploads
 from tests.batches import batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import FaultyStore
 from waltzctl.records import archive
-from waltzctl.records.archive import file_of, key_of, metadata_flaws, missing_flaws
+from waltzctl.records.archive import file_of, key_of, metadata_flaws, missing_flaws, saved_documents
 from waltzctl.shell.progress import Shown
 from waltzd.archive.archived_segment import keyed, segment_entry
 from waltzd.archive.listing import metadata_in, metadata_name
 from waltzd.archive.manifest import Entry, Label, manifest_name
 from waltzd.archive.unsealed import UnsealedWriter, unsealed_index_name
-from waltzd.archive.verification import survey
+from waltzd.archive.verification import Flaw, survey
 from waltzd.cluster.cluster import ARCHIVES, ROOT
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta
 from waltzd.cluster.metadata import SavedDocuments, write
@@ -125,7 +125,9 @@ def test_a_store_that_lacks_what_the_documents_know_is_not_clean() -> None:
     tail = UnsealedWriter(store, survey(store).label, 0, lambda: UUID(int=77))
     tail.add(session=1, since=4, last=3, moment=5, read=lambda first, last, size: ())
     assert missing_flaws(survey(store), {0: meta}) == []
-    assert [flaw.name for flaw in missing_flaws(survey(store), None)] == ["metadata"]
+    none = saved_documents(store)
+    assert isinstance(none, Flaw)
+    assert none.name == "metadata"
     assert missing_flaws(survey(store), {0: meta, 1: meta})[0].name == manifest_name(1, 2)
     other = replace(meta, timeline=UUID(int=5))
     assert missing_flaws(survey(store), {0: other})[0].name == manifest_name(0, 2, UUID(int=5))
@@ -172,19 +174,22 @@ def test_a_partition_that_is_asked_for_and_lost_is_a_finding(
     assert verified("0,2")[1] == []
 
 
-@pytest.mark.parametrize("partitions", [None, "0"])
-def test_damaged_documents_are_a_finding_of_each_verification(
-    partitions: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("documents", ["damaged", "none"])
+@pytest.mark.parametrize(("partitions", "quick"), [(None, True), ("1", True), ("1", False), ("0-1", False)])
+def test_without_readable_documents_no_store_is_clean(
+    documents: str, partitions: str | None, quick: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are what names a lost manifest."""
+    """They name the partitions that a store has to have: without them a lost one is missed by nobody."""
     store = FaultyStore()
-    Uploads(store, cluster=KEY).batches(batches_of([[b"a"], [b"b"]], cuts=[1]))
-    store.put_new(metadata_name(1), b"{}")
+    for number in (0, 2):
+        Uploads(store, cluster=KEY, partition=number).batches(batches_of([[b"a"], [b"b"]], cuts=[1], partition=number))
+    if documents == "damaged":
+        meta = ClusterMeta(name="trial", key=KEY, partitions=3, created="2026-01-01")
+        text = write(SavedDocuments(moment="2026-01-01T00:00:00+00:00", documents={ROOT: meta}))
+        store.put_new(metadata_name(1), text[:-1])
     store.seen = {}  # type: ignore[attr-defined]
     monkeypatch.setattr(archive, "open_archive", lambda _place: store)
     here: Any = None  # no cluster is asked
-    code = archive.verify(
-        store="store", partitions=partitions, quick=partitions is None, given=here, output="json", progress=Shown.OFF
-    )
+    code = archive.verify(store="store", partitions=partitions, quick=quick, given=here, output="json", progress=Shown.OFF)
     found = json.loads(capsys.readouterr().out)["findings"]
-    assert (code, [one["object"] for one in found]) == (8, [metadata_name(1)])
+    assert (code, [one["object"] for one in found]) == (8, [metadata_name(1) if documents == "damaged" else "metadata"])
