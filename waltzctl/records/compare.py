@@ -1,7 +1,8 @@
 """`waltzctl partition compare`: compare the replicas of a partition byte for byte.
 
 The storages hash their records; this module compares the hashes. A storage hashes only records that it knows to be
-committed, so a replica that lags is compared up to its own mark. Only the first difference of each replica is fetched.
+committed, so a replica that lags is compared up to its own mark. What a storage has trimmed is in the archive only, so the
+comparison begins at the highest trim floor. Only the first difference of each replica is fetched.
 
 `comparison` is a pure generator: it yields a `Question` for the digests of a range on some replicas, and is sent the
 answers. Most ranges are equal everywhere. If one is not, the largest group of equal replicas continues, and each other
@@ -30,9 +31,10 @@ from waltzctl.show.forms import AnyForm, Column, Columns, Line, Listing, Part, T
 from waltzctl.show.terminal import count, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzctl.snapshot.collector import take_snapshot
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import STORAGES, Cluster
 from waltzd.cluster.documents import Membership, StorageMeta
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, NoSuchPartition, WaltzError
+from waltzd.errors.operations import BadMetadata
 from waltzd.format.record import Digest, Record
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.wire.storages import AdminClient, ReplicaClient
@@ -55,7 +57,7 @@ def compare(
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
     """Compare the committed records of the replicas of PARTITION while the cluster runs. Each storage hashes its replica;
-    records are sent only if replicas differ.
+    records are sent only if replicas differ. Records that a storage has trimmed are not compared.
 
     The exit code is 8 if replicas differ, and 7 if one could not be compared.
 
@@ -75,28 +77,33 @@ async def _compare(
     cluster: Cluster, target: ClusterTarget, partition: int, names: tuple[str, ...], seconds: float, waiting: Waiting
 ) -> Comparison:
     snapshot = await take_snapshot(cluster.coordinator, tls=target.tls)
-    views = _chosen(snapshot, partition, names)
+    chosen = _chosen(snapshot, partition, names)
+    there = {view.meta.name: view for view in snapshot.storages}
     roles = snapshot.partitions[partition].replicas
     marks: dict[str, int] = {}
+    floors: list[int] = []
     troubles: dict[str, WaltzError] = {}
     last_ids: dict[str, int] = {}
-    for name, view in views.items():
-        found = _status(view, partition)
+    for name in chosen:
+        found = _status(there[name], partition) if name in there else _undocumented(snapshot, name)
         if isinstance(found, WaltzError):
             troubles[name] = found
         else:
             marks[name], last_ids[name] = visible_mark(found), found.last_id
+            floors.append(found.floor)
+    begin = max(floors, default=0)
     owned = snapshot.partitions[partition].reported
     committed = max([-1 if owned is None else owned.committed, *marks.values()])
-    metas = {name: view.meta for name, view in views.items()}
+    metas = {name: there[name].meta for name in marks}
     async with _Asking(partition, snapshot.meta.key, metas, target, seconds, waiting) as asking:
-        standings = await asking.run(marks)
+        standings = await asking.run(marks, begin)
         ids = {standing.difference[0] for standing in standings.values() if standing.difference is not None}
         differing = {id_: await asking.records([name for name in marks if marks[name] >= id_], id_) for id_ in sorted(ids)}
     standings |= {name: Standing(mark=-1, error=trouble) for name, trouble in troubles.items()}
     return Comparison(
         partition=partition,
         committed=committed,
+        first_id=begin,
         replicas=tuple(
             Compared(
                 storage=name,
@@ -105,7 +112,7 @@ async def _compare(
                 last_id=last_ids.get(name),
                 behind=max(0, committed - last_ids[name]) if name in last_ids else None,
             )
-            for name in sorted(views)
+            for name in sorted(chosen)
         ),
         differing=differing,
         exchanges=asking.exchanges,
@@ -118,7 +125,7 @@ def visible_mark(status: ReplicaStatus) -> int:
     return max(status.committed, min(status.low_mark, status.last_id))
 
 
-def _chosen(snapshot: ClusterSnapshot, partition: int, names: tuple[str, ...]) -> dict[str, StorageView]:
+def _chosen(snapshot: ClusterSnapshot, partition: int, names: tuple[str, ...]) -> list[str]:
     check_partitions(
         [partition],
         snapshot.meta.partitions,
@@ -143,7 +150,12 @@ def _chosen(snapshot: ClusterSnapshot, partition: int, names: tuple[str, ...]) -
             not_done="nothing was compared",
             next_step="name two storages",
         )
-    return {name: there[name] for name in chosen if name in there}
+    return chosen
+
+
+def _undocumented(snapshot: ClusterSnapshot, name: str) -> WaltzError:
+    """Return why nobody knows where this storage is, although a replica is assigned to it."""
+    return snapshot.unreadable.get(f"{STORAGES}/{name}") or BadMetadata(f"the cluster has no document of storage {name}")
 
 
 def _status(view: StorageView, partition: int) -> ReplicaStatus | WaltzError:
@@ -183,8 +195,8 @@ class _Asking:
     async def __aexit__(self, *about: object) -> None:
         await self._ends.aclose()
 
-    async def run(self, marks: Mapping[str, int]) -> dict[str, Standing]:
-        conversation = comparison(marks)
+    async def run(self, marks: Mapping[str, int], begin: int) -> dict[str, Standing]:
+        conversation = comparison(marks, begin)
         try:
             question = next(conversation)
             while True:
@@ -272,6 +284,7 @@ def comparison_page(found: Comparison) -> Listing[Compared]:
         "result": "different" if Verdict.DIFFERENT in verdicts else "unknown" if alone else "same",
         "partition": found.partition,
         "committed": found.committed,
+        "first_id": found.first_id,
         "replicas": objects(COMPARED, found.replicas),
         "differing": [
             {"id": id_, "records": [{"storage": name, **_record_json(record)} for name, record in records.items()]}
@@ -329,7 +342,8 @@ def _how_far(found: Comparison) -> str:
     if len(ends) > 1:
         return "as far as each has come"
     end = ends.pop()
-    return f"up to id {end:,}" if end >= 0 else "nothing yet"
+    begin = f"from id {found.first_id:,} " if found.first_id else ""
+    return f"{begin}up to id {end:,}" if end >= 0 else "nothing yet"
 
 
 def _sentences(replica: Compared, committed: int) -> list[str]:
@@ -419,6 +433,8 @@ class Comparison:
     partition: int
     committed: int
     """Last committed id, as reported by the owner, or else by the replicas."""
+    first_id: int
+    """First id that was compared: the highest trim floor of the replicas."""
     replicas: tuple[Compared, ...]
     differing: Mapping[int, Mapping[str, Record | WaltzError]]
     """Id of a first difference → the record on each replica, or the error of reading it."""
@@ -430,7 +446,7 @@ class Comparison:
         verdicts = [replica.standing.verdict for replica in self.replicas]
         if Verdict.DIFFERENT in verdicts:
             return EXIT_FINDINGS
-        return EXIT_PARTIAL if Verdict.UNKNOWN in verdicts else EXIT_OK
+        return EXIT_PARTIAL if Verdict.UNKNOWN in verdicts or len(verdicts) < 2 else EXIT_OK
 
 
 @dataclass(frozen=True)
@@ -442,11 +458,12 @@ class _Level:
     errors: dict[str, WaltzError]
 
 
-def comparison(marks: Mapping[str, int]) -> Generator[Question, Answers, dict[str, Standing]]:
-    """Compare replicas. `marks` is, for each, the last id for which it can be asked; -1 if it is empty."""
+def comparison(marks: Mapping[str, int], begin: int = 0) -> Generator[Question, Answers, dict[str, Standing]]:
+    """Compare replicas. `marks` is, for each, the last id for which it can be asked; -1 if it is empty. `begin` is the
+    first id that none of them has trimmed. A replica that ends further below it stays unknown."""
     standings = {name: Standing(mark=mark) for name, mark in sorted(marks.items())}
-    asked = list(standings)
-    at = 0
+    asked = [name for name, standing in standings.items() if standing.mark >= begin - 1]
+    at = begin
     while True:
         for name in [name for name in asked if standings[name].mark < at]:
             standings[name].verdict = Verdict.SAME

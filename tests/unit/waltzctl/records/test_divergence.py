@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from math import ceil, log2
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzctl.records.compare import Answers, Question, Standing, Verdict, comparison, differing_byte
-from waltzd.errors import CannotConnect, WaltzError
-from waltzd.errors.operations import PartitionDamaged
+from tests.unit.snapshots import held, storage, well
+from waltzctl.records import compare
+from waltzctl.records.compare import (
+    Answers,
+    Comparison,
+    Question,
+    Standing,
+    Verdict,
+    comparison,
+    comparison_page,
+    differing_byte,
+)
+from waltzctl.shell.progress import Shown, Waiting
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
+from waltzd.errors import CannotConnect, Trimmed, WaltzError
+from waltzd.errors.operations import BadMetadata, PartitionDamaged
 from waltzd.format.record import Digest
 
 SAME, DIFFERENT, UNKNOWN = Verdict.SAME, Verdict.DIFFERENT, Verdict.UNKNOWN
@@ -31,8 +48,8 @@ class Replicas:
         self.damaged: dict[str, int] = {}
         self.questions: list[Question] = []
 
-    def compare(self) -> dict[str, Standing]:
-        talk = comparison({name: len(log) - 1 for name, log in self.logs.items()})
+    def compare(self, begin: int = 0) -> dict[str, Standing]:
+        talk = comparison({name: len(log) - 1 for name, log in self.logs.items()}, begin)
         try:
             question = next(talk)
             while True:
@@ -195,3 +212,69 @@ def test_who_falls_silent_in_the_middle_of_a_search_leaves_a_range() -> None:
 )
 def test_the_first_byte_that_differs(payloads: list[bytes], at: int | None) -> None:
     assert differing_byte(payloads) == at
+
+
+@pytest.mark.parametrize("begin", [0, 1, 3, 7])
+def test_what_is_trimmed_is_not_asked_for(begin: int) -> None:
+    logs = {"a": [0] * 7, "b": [0] * 7, "c": [0] * 6}
+    logs["c"][5] = 1
+    replicas = Replicas(logs)
+    found = replicas.compare(begin)
+    assert all(question.first_id >= begin for question in replicas.questions)
+    assert {name: one.verdict for name, one in found.items()} == {
+        "a": SAME, "b": SAME, "c": UNKNOWN if begin > 6 else DIFFERENT
+    }  # fmt: skip
+
+
+class Answering:
+    """The admin port of a storage that hashes what it holds, and not below its floor."""
+
+    floors: ClassVar[Mapping[str, int]] = {}
+
+    def __init__(self, *_: object, name: str, **__: object) -> None:
+        self._name = name
+
+    async def __aenter__(self) -> Answering:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def digest(self, _partition: int, first_id: int, last_id: int) -> Digest:
+        if first_id < self.floors.get(self._name, 0):
+            raise Trimmed("trimmed")
+        return Digest(first_id=first_id, last_id=last_id, hash=b"the same", bytes=1)
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, snapshot: ClusterSnapshot) -> Comparison:
+    async def take(*_: object, **__: object) -> ClusterSnapshot:
+        return snapshot
+
+    monkeypatch.setattr(compare, "take_snapshot", take)
+    monkeypatch.setattr(compare, "AdminClient", Answering)
+    nowhere: Any = SimpleNamespace(coordinator=None, tls=None)
+    return asyncio.run(compare._compare(nowhere, nowhere, 0, (), 1.0, Waiting(Shown.OFF)))
+
+
+def test_replicas_that_were_trimmed_are_compared_above_their_floors(monkeypatch: pytest.MonkeyPatch) -> None:
+    floors = {"s1": 40, "s2": 60, "s3": 0}
+    monkeypatch.setattr(Answering, "floors", floors)
+    storages = tuple(storage(name, assigned=(held(0, floor=floor),)) for name, floor in floors.items())
+    found = compared(monkeypatch, well(storages=storages))
+    assert (found.exit_code, found.first_id) == (0, 60)
+    assert comparison_page(found).page[0].text.endswith("3 replicas hold the same, from id 60 up to id 99")  # type: ignore
+
+
+def test_a_replica_on_a_storage_without_a_readable_document_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, unreadable = "/storages/s3", BadMetadata("no JSON")
+    without = well(storages=(storage("s1"), storage("s2")))
+    for snapshot in (without, replace(without, unreadable={path: unreadable})):
+        found = compared(monkeypatch, snapshot)
+        assert found.exit_code == 7
+        assert [one.standing.verdict for one in found.replicas] == [SAME, SAME, UNKNOWN]
+    assert found.replicas[2].standing.error is unreadable
+
+
+def test_a_partition_without_known_replicas_is_not_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = tuple(replace(one, replicas={}) for one in well().partitions)
+    assert compared(monkeypatch, well(partitions=unknown)).exit_code == 7
