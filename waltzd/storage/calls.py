@@ -36,7 +36,7 @@ from waltzd.errors.operations import (
 )
 from waltzd.format.finding import Finding
 from waltzd.format.key_index import LockMarks, LockQuery
-from waltzd.format.layout import NO_SESSION, VERSIONS
+from waltzd.format.layout import NO_SESSION, VERSIONS, first_id_of
 from waltzd.format.record import Digest, Hashing, Run
 from waltzd.protocol.descriptions import (
     Archived,
@@ -652,13 +652,14 @@ class StorageCalls:
         partition = queue.partition
         cuts = partition.cuts
         examined: dict[int, None] = {}
+        told: list[Finding] = []
         found = verify_partition(
             self._disk,
             partition.directory,
             number,
             partition.key,
             durable_id=partition.last_id,
-            marks=Marks(named=(("what this replica had on disk", partition.floor),), begin=partition.first_id),
+            marks=Marks(named=(("the last id of this replica", partition.last_id),), begin=partition.first_id),
         )
         while True:
             result: Finding | PartitionReport | None = await self._run_reading(next, found, None)
@@ -667,9 +668,12 @@ class StorageCalls:
                 raise BeyondLog(message, next_step="verify it again", not_done="it is not checked")
             if result is None:
                 return
-            if isinstance(result, Finding) and result.first_id is not None and result.first_id < partition.first_id:
+            if isinstance(result, PartitionReport):
+                result.findings = told
+            elif _is_below(result, partition.first_id):
                 continue  # trimmed meanwhile
-            if isinstance(result, Finding):
+            else:
+                told.append(result)
                 for first_id in partition.concerned(result):
                     if first_id not in examined:
                         examined[first_id] = None
@@ -758,3 +762,9 @@ class StorageCalls:
             queued_bytes=queue.queued_bytes,
             disk_bytes=sum(e.size for e in self._disk.list(queue.partition.directory) if not e.is_directory),
         )
+
+
+def _is_below(finding: Finding, floor: int) -> bool:
+    """Return whether a finding is about ids below the floor."""
+    first_id = first_id_of(finding.path.rpartition("/")[2]) if finding.first_id is None else finding.first_id
+    return first_id is not None and first_id < floor

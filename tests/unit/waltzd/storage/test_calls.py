@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import closing
 from uuid import UUID
 
 import pytest
@@ -44,7 +45,7 @@ from waltzd.protocol.peers import RecordsFrame
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED
 from waltzd.storage import calls as module
 from waltzd.storage.calls import StorageCalls
-from waltzd.storage.offline.verify import Options, Target, verify
+from waltzd.storage.offline.verify import Options, PartitionReport, Target, verify
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.segment import Suspect
 
@@ -344,8 +345,11 @@ def test_a_flush_of_a_file_that_fails_ends_the_process() -> None:
     assert [type(error) for error in fatal] == [FlushFailed]
 
 
-@pytest.mark.parametrize("which", [1, -1], ids=["sealed", "newest"])
-@pytest.mark.parametrize("how", ["rotten", "gone"])
+@pytest.mark.parametrize(
+    ("how", "which"),
+    [("rotten", 1), ("rotten", -1), ("gone", 1), ("gone", -1), ("shorter", -1)],
+    ids=lambda value: {1: "sealed", -1: "newest"}.get(value, value),
+)
 def test_damage_that_a_verification_finds_is_known_from_then_on(which: int, how: str) -> None:
     """Otherwise the owner would not heal it before somebody reads those ids. Also where records still come."""
     disk = blank_disk()
@@ -360,6 +364,9 @@ def test_damage_that_a_verification_finds_is_known_from_then_on(which: int, how:
         path = f"{ROOT}/0/{segment_name(first_id)}"
         if how == "gone":
             disk.remove(path)
+        elif how == "shorter":  # it ends behind a whole record
+            with closing(disk.open(path, write=True)) as file:
+                file.truncate(file.size() - len(run_for(0, 39, 1).data))
         else:
             disk.corrupt(path, disk.size(path) - 30, b"\xa5")
         assert partition.status().is_sound
@@ -372,6 +379,29 @@ def test_damage_that_a_verification_finds_is_known_from_then_on(which: int, how:
         async with asyncio.timeout(5):
             with pytest.raises(PartitionDamaged):
                 await serving  # the owner is told, although it sends nothing
+
+    with_calls(disk, test)
+
+
+def test_what_is_trimmed_while_it_is_verified_is_no_finding() -> None:
+    disk = blank_disk()
+
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.create_partition(0)
+        partition = calls.directory.partition(0)
+        partition.open_session(1)
+        partition.append(1, [run_for(0, 0, 40)], -1)
+        partition.set_low_mark(1, 39)
+        path = f"{ROOT}/0/{segment_name(4)}"
+        disk.corrupt(path, disk.size(path) - 30, b"\xa5")
+        found = calls.verify(0)
+        first = await anext(found)
+        partition.trim(1, 20)
+        while partition.unlink_next():
+            pass
+        (report,) = [one async for one in found]
+        assert isinstance(report, PartitionReport)
+        assert report.findings == [first]
 
     with_calls(disk, test)
 
