@@ -311,16 +311,17 @@ async def snapshot_from_daemons(
 def _unassigned(
     number: int, owned: tuple[str, OwnedPartition] | None, replicas: Mapping[str, Membership] | None
 ) -> PartitionView:
+    """Return a partition as its owner reports it. `replicas` are remembered from earlier; they may have moved since, and
+    count only if the owner reports none."""
     name, reported = owned if owned is not None else (None, None)
-    if not replicas:  # replicas are not remembered either
-        replicas = (
-            {replica.storage: Membership(replica.role) for replica in reported.replicas} if reported is not None else {}
-        )
+    if reported is not None and reported.replicas:
+        roles = {str(role): role for role in Membership}  # a replica that leaves has none of them
+        replicas = {one.storage: roles[one.role] for one in reported.replicas if one.role in roles}
     return PartitionView(
         partition=number,
         owner=name,
         generation=reported.generation if reported is not None else 0,
-        replicas=replicas,
+        replicas=replicas or {},
         reported=reported,
     )
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
-from tests.unit.snapshots import KEY, server, storage, well
+from tests.unit.snapshots import KEY, owned, replica, server, storage, well
+from waltzctl.health.status import obstacles
 from waltzctl.snapshot import collector
 from waltzctl.snapshot.collector import AdminConnections
-from waltzd.cluster.documents import ServerMeta
+from waltzd.cluster.documents import Membership, ServerMeta
 from waltzd.errors import CannotConnect
 
 
@@ -121,3 +123,51 @@ def test_a_look_by_itself_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -
         assert all(one.is_closed for one in (*Server.made, *Storage.made))
 
     run(work())
+
+
+def test_without_documents_the_replicas_are_those_that_the_owner_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are remembered may have moved since. One that is leaving is in no document any more."""
+    leaving = replace(replica("s4"), role="leaving")
+    here = owned(0, (replica("s1"), replica("s2"), replace(replica("s3"), role="learner"), leaving))
+    silent = owned(1, ())
+    reported = server("a", partitions=(here, silent)).reported
+    monkeypatch.setattr(collector, "ServerAdminClient", Server)
+    monkeypatch.setattr(collector, "AdminClient", Storage)
+
+    async def describe(self: Client) -> Any:
+        if isinstance(self, Storage):
+            raise CannotConnect("gone")
+        return reported
+
+    monkeypatch.setattr(Client, "describe", describe, raising=False)
+    remembered = dict.fromkeys(("s7", "s8", "s9"), Membership.MEMBER)
+    names = ("s1", "s2", "s3", "s4")
+    found = asyncio.run(
+        collector.snapshot_from_daemons(
+            well().meta, [META], [storage(name).meta for name in names], {0: remembered, 1: remembered, 2: remembered}
+        )
+    )
+    assert found.partitions[0].replicas == {"s1": "member", "s2": "member", "s3": "learner"}
+    assert [found.partitions[number].replicas for number in (1, 2, 3)] == [remembered, remembered, {}]
+    with_nothing = asyncio.run(collector.snapshot_from_daemons(well().meta, [META], [], {}))
+    assert with_nothing.partitions[0].replicas == found.partitions[0].replicas
+
+
+def test_whether_a_storage_may_stop_is_not_judged_by_where_replicas_once_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    catching_up = replica("s2", counts=False, state="CATCHING_UP")
+    here = owned(0, (replica("s1"), catching_up, replica("s3")))
+    reports = {"a": server("a", partitions=(here,)).reported} | {
+        name: storage(name).reported for name in ("s1", "s2", "s3")
+    }
+    monkeypatch.setattr(collector, "ServerAdminClient", Server)
+    monkeypatch.setattr(collector, "AdminClient", Storage)
+
+    async def describe(self: Client) -> Any:
+        return reports[self.address.partition(":")[0]]
+
+    monkeypatch.setattr(Client, "describe", describe, raising=False)
+    before = {0: dict.fromkeys(("s1", "s2", "s4"), Membership.MEMBER)}
+    metas = [storage(name).meta for name in ("s1", "s2", "s3")]
+    found = asyncio.run(collector.snapshot_from_daemons(replace(well().meta, partitions=1), [META], metas, before))
+    (obstacle,) = obstacles(found, "s3")
+    assert "1 of 3 members level" in obstacle
