@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -115,9 +116,12 @@ async def _ask(address: str, tls: CoordinatorTls | None, seconds: float) -> ZooK
 
 
 async def days_left(tls: Tls, daemons: Sequence[tuple[str, Role, str]], *, seconds: float) -> dict[str, float | None]:
-    """Return the days until each daemon's certificate expires. `daemons` holds (name, role, address)."""
+    """Return the days until each daemon's certificate expires. `daemons` holds (name, role, address). A server and a
+    storage of one name are told apart by their role."""
     found = await asyncio.gather(*(_days_of(tls, role, address, seconds) for _, role, address in daemons))
-    return dict(zip((name for name, _, _ in daemons), found, strict=True))
+    times = Counter(name for name, _, _ in daemons)
+    labels = [name if times[name] == 1 else f"{role} {name}" for name, role, _ in daemons]
+    return dict(zip(labels, found, strict=True))
 
 
 async def _days_of(tls: Tls, role: Role, address: str, seconds: float) -> float | None:

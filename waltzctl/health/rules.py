@@ -410,20 +410,21 @@ def _ensemble(facts: Facts) -> Found:
 
 def _clocks(facts: Facts) -> Found:
     """Compare the clocks of all daemons. An offset is exact to half the duration of the call."""
-    offsets: dict[str, tuple[float, float]] = {}
+    offsets: list[tuple[float, float, str]] = []
     for view in facts.snapshot.nodes:
         if view.reported is None:
             continue
         if view.reported.vitals is None:
             yield unsure(f"{view.meta.name} does not report its clock")
             continue
-        offsets[view.meta.name] = (view.reported.vitals.time_ms - view.call.middle_ms, view.call.milliseconds / 2)
+        offset = view.reported.vitals.time_ms - view.call.middle_ms
+        offsets.append((offset, view.call.milliseconds / 2, view.meta.name))
     if not offsets:
         return ""
-    low, high = (end(offsets, key=lambda name: offsets[name][0]) for end in (min, max))
-    apart = offsets[high][0] - offsets[low][0]
-    surely = max(0.0, apart - offsets[high][1] - offsets[low][1])
-    yield Reason(grade=over(surely, CLOCK_WARN_MS, CLOCK_FAIL_MS), sentence=f"{high} is {apart:,.0f} ms ahead of {low}")
+    (low, low_error, slow), (high, high_error, fast) = (end(offsets, key=lambda one: one[0]) for end in (min, max))
+    apart = high - low
+    surely = max(0.0, apart - high_error - low_error)
+    yield Reason(grade=over(surely, CLOCK_WARN_MS, CLOCK_FAIL_MS), sentence=f"{fast} is {apart:,.0f} ms ahead of {slow}")
     yield from _times(facts)
     return f"all clocks are within {max(1.0, apart):,.0f} ms"
 

@@ -133,8 +133,11 @@ async def _collect(target: ClusterTarget, seconds: float) -> tuple[Bundle, str, 
 
 
 def describe(found: ClusterSnapshot) -> dict[str, Any]:
-    """Return the description that each answering daemon reported, by its name."""
-    return {name: plain(reported) for name, reported in found.node_reports}
+    """Return the description that each answering daemon reported, by its name. A storage that has the name of a server is
+    `NAME-storage`."""
+    servers = {name: plain(reported) for name, reported in found.server_reports.items()}
+    storages = found.storage_reports.items()
+    return servers | {f"{name}-storage" if name in servers else name: plain(reported) for name, reported in storages}
 
 
 async def metadata_tree(coordinator: Coordinator) -> dict[str, bytes]:

@@ -343,6 +343,11 @@ def test_clocks_are_only_compared_as_well_as_they_were_measured() -> None:
     assert "clocks" not in grades(facts(replace(sound(), storages=(slow, *sound().storages[1:]))))
 
 
+def test_a_server_whose_clock_is_wrong_is_not_hidden_by_a_storage_of_its_name() -> None:
+    wrong = server("s1", vitals=Vitals(time_ms=NOW_MS - 90_000, open_files=1, open_files_max=9))
+    assert grades(facts(replace(sound(), servers=(wrong, *sound().servers[1:]))))["clocks"] is Grade.FAIL
+
+
 def test_a_log_that_remembers_a_clock_which_was_ahead() -> None:
     def written(seconds: float) -> ClusterSnapshot:
         end = End(time=int(1000 * NOW_MS + 1e6 * seconds))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.snapshots import KEY, well
+from tests.unit.snapshots import KEY, server, well
 from waltzctl.health.support import Bundle, describe, strip_secrets
 from waltzctl.shell.blueprint import write_new
 from waltzctl.show.forms import plain
@@ -125,6 +125,11 @@ def test_secrets_are_taken_out() -> None:
 def test_descriptions_are_plain() -> None:
     found = json.loads(json.dumps(describe(well())))
     assert sorted(found) == ["a", "b", "s1", "s2", "s3"]
+    both = describe(well(servers=(server("s1"),)))
+    assert [both[name]["vitals"] is not None and "is_leader" in both[name] for name in ("s1", "s1-storage")] == [
+        True,
+        False,
+    ]
     assert found["s1"]["cluster_key"] == str(KEY)
     assert found["s1"]["assigned"][0]["status"]["last_id"] == 99
     assert plain(CannotConnect("so")) == {"code": "W4001", "message": "so"}
