@@ -59,7 +59,7 @@ from waltzd.cluster.documents import ArchiveMeta
 from waltzd.cluster.metadata import read
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import join, opened
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, WaltzError
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, BadArgument, WaltzError
 from waltzd.errors.operations import ObjectAbsent, StoreUnavailable, Unsafe
 from waltzd.format.layout import index_name, segment_name
 from waltzd.protocol.document import sha256_of
@@ -90,7 +90,8 @@ def status(
     Transactions below the floor of a partition are in the archive only; `waltzctl cluster set --keep-local 7d` sets how
     much storages keep. A committed transaction that is not archived is in the segment that is still written, or waits for
     the store. Owners check within a day that each archived object exists: `checked` is when the last check began, and
-    `missing` lists lost objects. The exit code is 8 if archiving stopped or an object is missing.
+    `missing` lists lost objects. The exit code is 8 if archiving stopped or an object is missing, else 7 if an owner did
+    not answer.
 
     With a STORE no cluster is asked: show the last id of each partition that a restore would bring back, and what it would
     leave out. The end is the newest moment for which the store is complete, unless --through or --through-marks sets
@@ -135,7 +136,9 @@ def status(
 
     found = using(target, ask)
     put(reaching(found), output)
-    return EXIT_FINDINGS if any(one.trouble or one.missing for one in found) else EXIT_OK
+    if any(one.trouble or one.missing for one in found):
+        return EXIT_FINDINGS
+    return EXIT_PARTIAL if any(one.committed is None for one in found) else EXIT_OK
 
 
 def _marks(store: str, end: End, output: str) -> int:
@@ -569,7 +572,12 @@ def troubles(found: Sequence[Reaching]) -> list[str]:
         for trouble, words in ((one.trouble, "does not go on"), (one.missing, "lacks what was in it")):
             if trouble:
                 sentences.setdefault(f"{words}: {trouble}", []).append(one.partition)
-    return [f"{format_partitions(numbers)}: the archive {sentence}" for sentence, numbers in sentences.items()]
+    told = [f"{format_partitions(numbers)}: the archive {sentence}" for sentence, numbers in sentences.items()]
+    silent = [one.partition for one in found if one.committed is None]
+    return [
+        *told,
+        *([f"{format_partitions(silent)}: no owner answers, so it is not known whether it is archived"] * bool(silent)),
+    ]
 
 
 def reaching(found: Sequence[Reaching]) -> Listing[Reaching]:

@@ -130,10 +130,16 @@ def backed_up(snapshot: ClusterSnapshot) -> Backups:
 def _in_store(place: str) -> Backups:
     """Return the loss as the store alone shows it."""
     store = open_archive(place)
+    newest = newest_metadata(store)  # before the survey: what documents name is in the store before they do
     found, now = survey(store), time.time_ns() // 1000
+    saved = None if newest is None else read(newest[1], f"metadata {newest[0]}")
+    known = () if saved is None else saved.archives
+    there = {*found.manifests, *(partition for partition, _ in found.unsealed)}
     rows = []
-    for number in sorted({*found.manifests, *(partition for partition, _ in found.unsealed)}):
+    for number in sorted({*there, *known}):
         trouble = next((flaw.detail for flaw in found.flaws if flaw.partition == number), "")
+        if number not in there:
+            trouble = trouble or "the saved documents name it, and the store has nothing of it"
         tail, last = None, found.manifests[number].last if number in found.manifests else -1
         try:
             timeline = found.manifests[number].timeline if number in found.manifests else FIRST
@@ -152,10 +158,9 @@ def _in_store(place: str) -> Backups:
                 trouble=trouble,
             )
         )
-    metadata, newest = None, newest_metadata(store)
-    if newest is not None:
-        number, text = newest
-        metadata = SavedMetadata(number=number, seconds=None, moment=read(text, f"metadata {number}").moment, trouble="")
+    metadata = None
+    if newest is not None and saved is not None:
+        metadata = SavedMetadata(number=newest[0], seconds=None, moment=saved.moment, trouble="")
     return Backups(place=store.place, partitions=rows, metadata=metadata)
 
 
