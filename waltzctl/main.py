@@ -26,10 +26,10 @@ try:
 except ModuleNotFoundError as error:  # an application installs this program without the extra `tools`
     sys.exit("\n".join(not_installed(error, "tools").lines()))
 
-from waltzctl.shell.interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, silence_stdout
+from waltzctl.shell.interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals
 from waltzctl.shell.options import HELP, command_of
 from waltzctl.shell.removed import check_command
-from waltzctl.show.terminal import printable
+from waltzctl.show.terminal import printable, silence_stdout
 
 COMPLETE = "_WALTZCTL_COMPLETE"
 """Environment variable through which a shell requests completions: `bash_source`, `zsh_source`, `fish_source`."""

@@ -154,7 +154,7 @@ def _chosen(snapshot: ClusterSnapshot, partition: int, names: tuple[str, ...]) -
 
 
 def _undocumented(snapshot: ClusterSnapshot, name: str) -> WaltzError:
-    """Return why nobody knows where this storage is, although a replica is assigned to it."""
+    """Return the reason why the address of a storage is unknown, although a replica is assigned to it."""
     return snapshot.unreadable.get(f"{STORAGES}/{name}") or BadMetadata(f"the cluster has no document of storage {name}")
 
 

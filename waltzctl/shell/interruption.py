@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -93,10 +91,3 @@ def ignore_signals() -> None:
     """Ignore further signals while the program ends: they would print a traceback."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
-
-
-def silence_stdout() -> None:
-    """Redirect standard output to /dev/null after its reader is gone, so that the flush at exit does not fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get
 import typer
 from typer import Option
 
-from waltzctl.shell.interruption import silence_stdout
 from waltzctl.shell.options import OUTPUT
-from waltzctl.show.terminal import Screen, console, count, paragraph, printable, table
+from waltzctl.show.terminal import Screen, console, count, paragraph, printable, silence_stdout, table
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ line.
 from __future__ import annotations
 
 import io
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -43,6 +44,13 @@ def console(*, to_stderr: bool = False) -> Console:
     stream = sys.stderr if to_stderr else sys.stdout
     width = None if stream.isatty() else 80
     return Quiet(file=stream, highlight=False, markup=False, emoji=False, width=width)
+
+
+def silence_stdout() -> None:
+    """Redirect standard output to /dev/null after its reader is gone, so that the flush at exit does not fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def printable(text: str) -> str:
