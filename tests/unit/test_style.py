@@ -16,12 +16,12 @@ from tests.conftest import HEAVY
 
 ROOT = Path(__file__).parents[2]
 LINES_MAX = {
-    "spark": 8_525, "waltzctl": 25_895, "waltzd": 1_860, "waltzd/archive": 4_305, "waltzd/client": 9_130,
-    "waltzd/cluster": 3_870, "waltzd/daemon": 2_865, "waltzd/disk": 925, "waltzd/format": 3_840, "waltzd/observe": 385,
-    "waltzd/protocol": 4_270, "waltzd/server": 1_910, "waltzd/server/clients": 3_490, "waltzd/server/core": 2_365,
+    "spark": 8_540, "waltzctl": 26_050, "waltzd": 1_870, "waltzd/archive": 4_305, "waltzd/client": 9_145,
+    "waltzd/cluster": 3_875, "waltzd/daemon": 2_865, "waltzd/disk": 925, "waltzd/format": 3_840, "waltzd/observe": 385,
+    "waltzd/protocol": 4_285, "waltzd/server": 1_915, "waltzd/server/clients": 3_490, "waltzd/server/core": 2_365,
     "waltzd/server/groups": 1_705, "waltzd/server/session": 3_630, "waltzd/server/subscriptions": 2_225, "waltzd/sql":
-    1_930, "waltzd/storage": 3_180, "waltzd/storage/offline": 1_690, "waltzd/storage/replica": 4_630, "waltzd/testing":
-    1_825, "waltzd/wire": 5_525,
+    1_930, "waltzd/storage": 3_195, "waltzd/storage/offline": 1_690, "waltzd/storage/replica": 4_635, "waltzd/testing":
+    1_825, "waltzd/wire": 5_530,
 }  # fmt: skip
 """Lines of the modules directly in each room of `waltzd`, and of all modules in `waltzctl` and `spark`. `errors` is a
 list of similar entries and does not count."""
