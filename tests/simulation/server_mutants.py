@@ -565,7 +565,7 @@ def learns_of_a_policy_late(patches: Patches) -> None:
     patches.wrap(Cluster, "wait_for_policy", make)
 
 
-@mutant(21, aim=FED)
+@mutant(2, aim=FED)
 def gives_deliveries_beyond_the_quota(patches: Patches) -> None:
     """What members of durable groups are given does not count."""
     patches.set(ConsumerStream, "_is_held", lambda self: False)
