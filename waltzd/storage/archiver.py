@@ -376,21 +376,24 @@ class Archiver:
         archive = self._archive(store, partition, known.archive, known.timeline)
         manifest = archive.manifest(known.number, known.sha256)
         at, end, damaged = partition.first_id, min(floor - 1, partition.last_id), list[int]()
-        for piece in pieces_from(archive, manifest.entries, at):
-            if at > end or piece.last > known.last_id:
-                break
-            flaw = check_piece(store, archive.label, archive.partition, piece, is_quick=True)
-            if flaw is not None:
-                return at, tuple(damaged), f"{flaw.name} {flaw.detail}"
-            last_id = min(piece.last, partition.last_id)
-            try:
-                is_same = self._is_same(archive, partition, session, piece, at, last_id)
-            except (Suspect, UnfitSegment, PartitionDamaged):
-                damaged += partition.segments_with(at, last_id)
-                is_same = True
-            if not is_same:
-                return at, tuple(damaged), f"{archive.where(piece)} has other records than this replica"
-            at = last_id + 1
+        try:
+            for piece in pieces_from(archive, manifest.entries, at):
+                if at > end or piece.last > known.last_id:
+                    break
+                flaw = check_piece(store, archive.label, archive.partition, piece, is_quick=True)
+                if flaw is not None:
+                    return at, tuple(damaged), f"{flaw.name} {flaw.detail}"
+                last_id = min(piece.last, partition.last_id)
+                try:
+                    is_same = self._is_same(archive, partition, session, piece, at, last_id)
+                except (Suspect, UnfitSegment, PartitionDamaged):
+                    damaged += partition.segments_with(at, last_id)
+                    is_same = True
+                if not is_same:
+                    return at, tuple(damaged), f"{archive.where(piece)} has other records than this replica"
+                at = last_id + 1
+        except WaltzError as error:  # what was compared before it stays proven
+            return at, tuple(dict.fromkeys(damaged)), error.message
         return at, tuple(dict.fromkeys(damaged)), "" if at > end else f"the archive ends at id {at - 1}"
 
     def _is_same(

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from typing import Any, cast
 from uuid import UUID
 
+import pytest
+
 from tests.archives import Uploads
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.sample import KEY, run_for
 from tests.unit.keeping import begun
 from waltzd.archive.manifest import Manifest
+from waltzd.archive.store import Listed
+from waltzd.errors.operations import StoreUnavailable
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.timelines import NEVER_FORKED
 from waltzd.storage.append_queue import AppendQueue
@@ -118,6 +122,22 @@ def test_all_segments_that_cannot_be_compared_are_named_where_they_end_elsewhere
     manifest = archived(store, [(0, end), (end + 1, RECORDS - 1)])
     cast(Any, partition._context.disk).corrupt(partition.sealed_path(sealed[1][0]), 150, b"\x7f")
     assert proven(partition, store, manifest)[:2] == (RECORDS, tuple(first_id for first_id, _ in sealed[:3]))
+
+
+def test_what_was_compared_before_the_store_went_away_stays_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that fails now and then would else hold up a replica that has much to compare for ever."""
+    partition, sealed = replica()
+    store = FaultyStore()
+    manifest = archived(store, sealed)
+    right = store.head
+
+    def head(name: str) -> Listed:
+        if name == manifest.entries[2].name(0):
+            raise StoreUnavailable("it is away")
+        return right(name)
+
+    monkeypatch.setattr(store, "head", head)
+    assert proven(partition, store, manifest) == (sealed[2][0], (), "it is away")
 
 
 def test_a_manifest_that_the_store_has_lost_proves_nothing_whatever_is_remembered_of_it() -> None:
