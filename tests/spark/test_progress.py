@@ -23,6 +23,7 @@ from waltzctl.shell.progress import Amount
 from waltzd.errors.operations import PartitionDamaged
 from waltzd.format.layout import segment_name
 from waltzd.format.record import Run
+from waltzd.protocol.positions import Position
 
 
 def given(number: int, partition: int, records: int = 100, data_bytes: int = 10_000) -> Assignment:
@@ -66,6 +67,9 @@ def test_results_arrive_before_the_last_task_ends(spark: Any, tmp_path: Path, gr
                 assert time.monotonic() < end, "the driver did not get the result of the other task"
                 time.sleep(0.02)
             yield from real.read(extent, span, batch_bytes=batch_bytes, with_locks=with_locks)
+
+        def check(self, partition: int, position: Position, *, route: Any = None) -> None:
+            real.check(partition, position, route=route)
 
     ended: list[int] = []
 

@@ -186,7 +186,7 @@ def test_a_mistake_weighs_more_than_an_error(monkeypatch: pytest.MonkeyPatch) ->
     assert caught.value.__cause__ is mistake
 
 
-def test_a_signal_ends_it_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_ends_it_in_order(capfd: pytest.CaptureFixture[str]) -> None:
     told: list[str] = []
 
     class PartitionOwner(Part):
@@ -208,7 +208,7 @@ def test_a_signal_ends_it_in_order(capsys: pytest.CaptureFixture[str]) -> None:
 
     asyncio.run(asyncio.wait_for(work(), 30))
     assert told == ["drain 30", "close"]
-    assert capsys.readouterr().out == "waltzd server is ready: listen=a:1 streams=none admin=a:2 name=one\n"
+    assert capfd.readouterr().out == "waltzd server is ready: listen=a:1 streams=none admin=a:2 name=one\n"
 
 
 def test_what_a_server_does_in_one_sentence() -> None:
