@@ -139,8 +139,8 @@ async def carry_out(
 async def take_out(cluster: Cluster, name: str) -> None:
     """Remove a storage from the list, unless another operator has just planned a move to it, or a partition still counts
     its replica: a rescue may have counted one that is not assigned, and the others copy from it."""
-    for number in (await cluster.replicas())[0].partitions:
-        meta, _ = await cluster.partition(number)
+    numbers = sorted((await cluster.replicas())[0].partitions)
+    for number, (meta, _) in zip(numbers, await cluster.each(numbers, cluster.partition), strict=True):
         if meta is not None and name in meta.members:
             raise ChangedMeanwhile(
                 f"partition {number} may still need the replica on {name}: it counts until a session begins without it",
