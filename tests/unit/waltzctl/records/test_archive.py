@@ -137,6 +137,22 @@ def test_a_store_that_lacks_what_the_documents_know_is_not_clean() -> None:
         store.objects[name] = gone
 
 
+def verify(
+    store: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    partitions: str | None,
+    *,
+    quick: bool,
+) -> tuple[int, list[dict[str, Any]]]:
+    """Return the exit code and the findings of `archive verify`."""
+    store.seen = {}  # signatures, of which these tests have none
+    monkeypatch.setattr(archive, "open_archive", lambda _place: store)
+    here: Any = None  # no cluster is asked
+    code = archive.verify(store="store", partitions=partitions, quick=quick, given=here, output="json", progress=Shown.OFF)
+    return code, json.loads(capsys.readouterr().out)["findings"]
+
+
 @pytest.mark.parametrize("lost", ["whole", "damaged"])
 def test_a_partition_that_is_asked_for_and_lost_is_a_finding(
     lost: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -158,16 +174,10 @@ def test_a_partition_that_is_asked_for_and_lost_is_a_finding(
             del store.objects[name]
         elif "/manifest/" in name:
             store.objects[name].data = b"{}"
-    store.seen = {}  # type: ignore[attr-defined]
-    monkeypatch.setattr(archive, "open_archive", lambda _place: store)
 
     def verified(partitions: str) -> tuple[int, list[int]]:
-        here: Any = None  # no cluster is asked
-        code = archive.verify(
-            store="store", partitions=partitions, quick=True, given=here, output="json", progress=Shown.OFF
-        )
-        found = json.loads(capsys.readouterr().out)["findings"]
-        return code, sorted({one["partition"] for one in found if "tail" not in one["object"]})
+        code, findings = verify(store, monkeypatch, capsys, partitions, quick=True)
+        return code, sorted({one["partition"] for one in findings if "tail" not in one["object"]})
 
     assert verified("1") == (8, [1])
     assert verified("0-2") == (8, [1])
@@ -187,9 +197,5 @@ def test_without_readable_documents_no_store_is_clean(
         meta = ClusterMeta(name="trial", key=KEY, partitions=3, created="2026-01-01")
         text = write(SavedDocuments(moment="2026-01-01T00:00:00+00:00", documents={ROOT: meta}))
         store.put_new(metadata_name(1), text[:-1])
-    store.seen = {}  # type: ignore[attr-defined]
-    monkeypatch.setattr(archive, "open_archive", lambda _place: store)
-    here: Any = None  # no cluster is asked
-    code = archive.verify(store="store", partitions=partitions, quick=quick, given=here, output="json", progress=Shown.OFF)
-    found = json.loads(capsys.readouterr().out)["findings"]
-    assert (code, [one["object"] for one in found]) == (8, [metadata_name(1) if documents == "damaged" else "metadata"])
+    code, findings = verify(store, monkeypatch, capsys, partitions, quick=quick)
+    assert (code, [one["object"] for one in findings]) == (8, [metadata_name(1) if documents == "damaged" else "metadata"])

@@ -264,7 +264,7 @@ def test_a_key_behind_the_first_part_that_is_read_is_found(monkeypatch: pytest.M
     run(work())
 
 
-def test_a_key_above_the_lock_that_the_owner_names_is_found() -> None:
+def test_a_key_above_the_lock_that_the_owner_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner that has forgotten the key names a lock that it knows exactly."""
 
     async def test(client: Client, fake: FakeCluster) -> None:
@@ -273,7 +273,8 @@ def test_a_key_above_the_lock_that_the_owner_names_is_found() -> None:
         assert await client.append(b"1", partition=0, locks=[write_lock("stock")], position=0) == Committed(1)
         first = await client.append(b"2", partition=0, locks=[read_lock("stock")], position=1, idempotency_key="k")
         assert first == Committed(2)
-        partition._refusal = lambda mark, locks: (Reason.CONFLICT, 1, lock) if mark < 2 else None  # type: ignore[method-assign]
+        refusal = Reason.CONFLICT, 1, lock
+        monkeypatch.setattr(partition, "_refusal", lambda mark, _: refusal if mark < 2 else None)
         for key, expected in (("k", first), ("l", Rejected(Reason.CONFLICT, 1, lock))):
             outcome = await client.append(b"2", partition=0, locks=[read_lock("stock")], position=0, idempotency_key=key)
             assert outcome == expected

@@ -179,18 +179,24 @@ def test_a_restarted_server_takes_the_place_of_what_it_left_behind_at_once() -> 
     run(work())
 
 
+async def taken_for_dead() -> tuple[Cluster, dict[UUID, None], Process, Process]:
+    """Return a process that was stopped for a while and is awake again, and the one of its name that has its place."""
+    tree, cluster = await new_tree()
+    living: dict[UUID, None] = {}
+    first = Process(tree, living, "one", 1)
+    await first.registration.announce()
+    first.die()
+    second = Process(tree, living, "one", 2)
+    await second.registration.announce()
+    living[first.meta.instance] = None
+    return cluster, living, first, second
+
+
 def test_who_was_taken_for_dead_ends_when_it_wakes_up() -> None:
     """A process that was stopped for a while finds another one of its name in its place."""
 
     async def work() -> None:
-        tree, _ = await new_tree()
-        living: dict[UUID, None] = {}
-        first = Process(tree, living, "one", 1)
-        await first.registration.announce()
-        first.die()
-        second = Process(tree, living, "one", 2)
-        await second.registration.announce()
-        living[first.meta.instance] = None
+        _, _, first, _ = await taken_for_dead()
         with pytest.raises(NameInUse):
             await first.registration.reconciler.run()
 
@@ -199,14 +205,7 @@ def test_who_was_taken_for_dead_ends_when_it_wakes_up() -> None:
 
 def test_who_was_taken_for_dead_takes_its_place_from_no_process_that_is_slow() -> None:
     async def work() -> None:
-        tree, cluster = await new_tree()
-        living: dict[UUID, None] = {}
-        first = Process(tree, living, "one", 1)
-        await first.registration.announce()
-        first.die()
-        second = Process(tree, living, "one", 2)
-        await second.registration.announce()
-        living[first.meta.instance] = None
+        cluster, living, first, second = await taken_for_dead()
         del living[second.meta.instance]  # it has much to do
         with pytest.raises(NameInUse, match="another server named one took the place of this one"):
             await first.registration.announce()

@@ -23,7 +23,7 @@ from waltzd.cluster.clients import SEEN_SECONDS
 from waltzd.cluster.cluster import ROOT, Cluster
 from waltzd.cluster.coordinator import Create, Delete, Set
 from waltzd.cluster.documents import ClusterMeta, CopyRate, ServerMeta
-from waltzd.cluster.memory import MemoryTree
+from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
 from waltzd.errors import BadArgument, CannotConnect
 from waltzd.errors.operations import CoordinatorRefused, IncompatibleVersion, LevelUnknown, NodeMissing
 from waltzd.protocol.document import encode
@@ -210,25 +210,35 @@ def test_a_server_two_minor_versions_away_is_refused_by_name() -> None:
     timeless.run(work())
 
 
-@pytest.mark.parametrize("is_back", [False, True], ids=["at its start", "after its coordinator session was lost"])
-def test_a_server_that_meets_another_version_in_the_list_leaves_it_and_ends(is_back: bool) -> None:
-    """The other one registers between the look and the registration, or while the session of this one is lost."""
+async def unannounced() -> tuple[MemoryCoordinator, Cluster, Registration, VersionCheck]:
+    """Return the coordinator of a server that is not in the list, another look at its cluster, and what registers it."""
 
     async def nobody_answers(meta: ServerMeta) -> bool:
         return False
 
+    tree = MemoryTree()
+    first, other = tree.connect(), await Cluster.create(tree.connect(), META)
+    check = VersionCheck(Cluster(first), "one", 0)
+    server = ServerMeta(name="one", listen="a:1", admin_listen="a:2", instance=UUID(int=1), version="0.1.0")
+    return (
+        first,
+        other,
+        Registration(Cluster(first), server, is_alive=nobody_answers, check_servers=check.check_servers),
+        check,
+    )
+
+
+@pytest.mark.parametrize("is_back", [False, True], ids=["at its start", "after its coordinator session was lost"])
+def test_a_server_that_meets_another_version_in_the_list_leaves_it_and_ends(is_back: bool) -> None:
+    """The other one registers between the look and the registration, or while the session of this one is lost."""
+
     async def work() -> None:
-        tree = MemoryTree()
-        first, other = tree.connect(), await Cluster.create(tree.connect(), META)
-        cluster = Cluster(first)
-        check = VersionCheck(cluster, "one", 0)
-        server = ServerMeta(name="one", listen="a:1", admin_listen="a:2", instance=UUID(int=1), version="0.1.0")
-        registration = Registration(cluster, server, is_alive=nobody_answers, check_servers=check.check_servers)
+        first, other, registration, check = await unannounced()
         await check.check_servers()
         if is_back:
             await registration.announce()
             first.lapse()
-        await other.register_server(replace(server, name="zero", version="0.3.0"))
+        await other.register_server(replace(registration.server, name="zero", version="0.3.0"))
         if is_back:
             first.expire()
         with pytest.raises(IncompatibleVersion, match=r"^server zero runs version 0\.3\.0, and this is version 0\.1"):
@@ -243,16 +253,8 @@ def test_a_server_that_meets_another_version_in_the_list_leaves_it_and_ends(is_b
 def test_a_server_is_in_the_list_again_when_what_stood_in_its_way_is_gone(lost: str) -> None:
     """The document of another server that nobody can read, or a list of servers that was deleted by hand."""
 
-    async def nobody_answers(meta: ServerMeta) -> bool:
-        return False
-
     async def work() -> None:
-        tree = MemoryTree()
-        first, other = tree.connect(), await Cluster.create(tree.connect(), META)
-        cluster = Cluster(first)
-        check = VersionCheck(cluster, "one", 0)
-        server = ServerMeta(name="one", listen="a:1", admin_listen="a:2", instance=UUID(int=1), version="0.1.0")
-        registration = Registration(cluster, server, is_alive=nobody_answers, check_servers=check.check_servers)
+        _, other, registration, _ = await unannounced()
         await registration.announce()
         following = asyncio.create_task(registration.reconciler.run())
         await asyncio.sleep(1)

@@ -269,7 +269,9 @@ def test_a_segment_file_that_may_not_be_opened_ends_nothing(monkeypatch: pytest.
     assert partition.missing_keys() == missing[:1]
 
 
-def test_a_directory_that_cannot_be_listed_ends_neither_the_scrub_nor_the_indexer(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_that_cannot_be_listed_ends_neither_the_scrub_nor_the_indexer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk, directory, partition = begun(20)
     other = begin(directory, 1, records=20)
     replicas: Any = SimpleNamespace(
@@ -282,8 +284,8 @@ def test_a_directory_that_cannot_be_listed_ends_neither_the_scrub_nor_the_indexe
             raise ReadFailed(f"listing {path}")
         return list_(path)
 
-    disk.list = fail  # type: ignore[method-assign]
-    disk.names = lambda path: [entry.name for entry in disk.list(path)]  # type: ignore[method-assign]
+    monkeypatch.setattr(disk, "list", fail)
+    monkeypatch.setattr(disk, "names", lambda path: [entry.name for entry in fail(path)])
     assert asyncio.run(KeyIndexer(replicas, run, cast(Any, run)).step()) == INDEX_SECONDS
     scrub = Scrub(replicas, disk, run, period_seconds=WEEK, clock=disk.now_ms)
     assert asyncio.run(scrub.step()) > 0

@@ -168,8 +168,8 @@ def test_a_last_batch_that_rots_is_damaged_and_stays() -> None:
             log.check_files(disk, HOME, KEY)
 
 
-def test_a_log_that_ends_early_within_a_segment_is_healed_by_that_segment() -> None:
-    """Owners say where segments end, so none begins behind one that is not full."""
+def ended_early() -> tuple[BatchLog, SimDisk, list[Batch], str]:
+    """Return a log, a disk on which it ends within its last segment, the batches that this segment had, and its path."""
     log = in_an_open_segment()
     while len(segments_of(log.batches)[-1]) < 3 or log.end is None or log.end.segment_bytes == 0:
         log.batches += log.draw(1)
@@ -180,6 +180,12 @@ def test_a_log_that_ends_early_within_a_segment_is_healed_by_that_segment() -> N
     disk.kill()
     path = f"{HOME}/{segment_name(own[0].first_id)}"
     disk.open(path, write=True).truncate(HEADER_BYTES + own[0].size + own[1].size)
+    return log, disk, own, path
+
+
+def test_a_log_that_ends_early_within_a_segment_is_healed_by_that_segment() -> None:
+    """Owners say where segments end, so none begins behind one that is not full."""
+    log, disk, own, _ = ended_early()
     partition = open_directory(disk).partition(0)
     [finding] = partition.status().findings
     assert (finding.code, finding.first_id) == (Code.SHORT_LOG, own[2].first_id)
@@ -443,16 +449,7 @@ def test_locks_are_read_back_to_what_is_damaged() -> None:
 def test_a_file_that_cannot_be_opened_in_its_place_ends_the_replica(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that it replaces has no name any more. Batches went to that one, were acknowledged, and were gone with the
     process: with no file descriptor left (EMFILE) the file in its place could not be opened."""
-    log = in_an_open_segment()
-    while len(segments_of(log.batches)[-1]) < 3 or log.end is None or log.end.segment_bytes == 0:
-        log.batches += log.draw(1)
-    own = segments_of(log.batches)[-1]
-    disk, partition = written(log)
-    partition.open_session(4)
-    partition.set_low_mark(4, log.last_id)
-    disk.kill()
-    path = f"{HOME}/{segment_name(own[0].first_id)}"
-    disk.open(path, write=True).truncate(HEADER_BYTES + own[0].size + own[1].size)
+    log, disk, own, path = ended_early()
     partition = open_directory(disk).partition(0)
     partition.open_session(4)
     content = log.files(KEY)[segment_name(own[0].first_id)]
